@@ -2,7 +2,7 @@
 
 The fields below are the only place where a default, a unit, a range or a help text is written. The command
 line flags (`--ft-*`), the environment variables (`SGLANG_FT_*`), `--help` and docs/cli.md are generated from
-them. A flag wins over the environment, the environment over the default. SGLang's own flags are not looked at.
+them. A flag wins over the environment, the environment over the default. SGLang's own flags pass through.
 
 The launcher parses once, in the first process; every child process reads the result from `SGLANG_FT_CONFIG`.
 """
@@ -232,7 +232,7 @@ class Option:
 
 
 def add_help_group(parser: argparse.ArgumentParser) -> None:
-    """Append our flags to a parser's `--help` as a group of their own. Only for printing: `parse` reads them."""
+    """Append our flags to a parser's `--help` as a group of their own; `parse` is what reads them."""
     group = parser.add_argument_group(
         HELP_GROUP,
         "Each can also be set by the environment variable in brackets; the flag wins.",
@@ -277,9 +277,9 @@ def _take_environment(environ: Mapping[str, str], options: Sequence[Option]) -> 
     """Values of our variables. A variable that is nearly one of ours is taken as a typing error."""
     by_env = {o.env: o for o in options}
     for name in environ:
-        if name.startswith(ENV_PREFIX) and name != CONFIG_ENV and name not in by_env:
-            if suggestion := _suggestion(name, by_env, cutoff=0.85):
-                raise ConfigError(f"{name}: no such environment variable{suggestion}")
+        ours = name.startswith(ENV_PREFIX) and name != CONFIG_ENV
+        if ours and name not in by_env and (suggestion := _suggestion(name, by_env, cutoff=0.85)):
+            raise ConfigError(f"{name}: no such environment variable{suggestion}")
     return {o.name: o.read(environ[o.env], o.env) for o in options if o.env in environ}
 
 
