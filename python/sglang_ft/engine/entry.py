@@ -1,0 +1,55 @@
+"""The scheduler process: installs our hooks, then runs SGLang's scheduler.
+
+SGLang starts this process with the spawn method and imports this module in it before anything of its own that needs
+a device, so the platform is prepared at import.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_ft import runtime
+from sglang_ft.config import FtConfig
+from sglang_ft.engine import install
+from sglang_ft.engine.hook import Hook
+from sglang_ft.errors import FtError
+
+logger = logging.getLogger(__name__)
+
+EXIT_REFUSED = 2
+
+
+def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
+    """Target of SGLang's scheduler process; the arguments are SGLang's."""
+    try:
+        config = FtConfig.inherited(os.environ)
+        install.check_version(config.force_version)
+        install.install(_hooks(config))
+        from sglang.srt.managers.scheduler import run_scheduler_process as run
+    except FtError as e:
+        _refuse(e)
+    run(*args, **kwargs)
+
+
+def _hooks(config: FtConfig) -> list[Hook]:
+    from sglang_ft.engine import cpu_platform, experts, loader, scheduler
+
+    serving = experts.ExpertServing(config)
+    found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving.take_failure)]
+    found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")))
+    if cpu_platform.active():
+        found += cpu_platform.hooks()
+    return found
+
+
+def _refuse(error: FtError) -> NoReturn:
+    """Ends the process with a text for the user; the launcher shows it once more at the very end."""
+    runtime.write("error", text=str(error))
+    print(f"sglang_ft: {error}", file=sys.stderr, flush=True)
+    os._exit(EXIT_REFUSED)
