@@ -43,9 +43,7 @@ def _hooks(config: FtConfig) -> list[Hook]:
     serving = experts.ExpertServing(config)
     found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving.take_failure)]
     found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")))
-    if cpu_platform.active():
-        found += cpu_platform.hooks()
-    return found
+    return [*cpu_platform.hooks(), *found]
 
 
 def _refuse(error: FtError) -> NoReturn:

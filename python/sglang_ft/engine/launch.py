@@ -23,10 +23,10 @@ def launch(argv: Sequence[str]) -> None:
     """Serves until stopped. Raises FtError for what the user can mend."""
     config, rest = FtConfig.parse(argv, os.environ)
     config.publish(os.environ)
-    from sglang_ft.engine import cpu_platform, install
+    _choose_platform(config)
+    from sglang_ft.engine import install  # imports sglang, which reads the environment
 
     install.check_version(config.force_version)
-    cpu_platform.select()
     if {"-h", "--help"}.intersection(rest):
         _print_help()
         return
@@ -38,12 +38,22 @@ def launch(argv: Sequence[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _choose_platform(config: FtConfig) -> None:
+    """Sets the environment of the chosen platform, for this process and its children."""
+    from sglang_ft.engine import cpu_platform
+
+    if config.platform == "gpu":
+        raise FtError(
+            "--ft-platform gpu: this version runs attention and experts on the CPU only; leave the flag out"
+        )
+    for name, value in cpu_platform.environment().items():
+        os.environ.setdefault(name, value)
+
+
 def _server_args(argv: Sequence[str]) -> Any:
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_ft.engine import cpu_platform
-
-    return prepare_server_args([*_DEFAULTS, *cpu_platform.arguments(), *argv])
+    return prepare_server_args([*_DEFAULTS, *argv])
 
 
 def _print_help() -> None:
@@ -59,11 +69,11 @@ def _serve(config: FtConfig, server_args: Any) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ft.engine import cpu_platform, entry, install, routes
+    from sglang_ft.engine import entry, install, routes
 
     early = routes.EarlyServer(server_args.host, server_args.port, answer=not server_args.ssl_certfile)
     try:
-        install.install([*routes.hooks(early), *cpu_platform.main_hooks()])
+        install.install(routes.hooks(early))
         http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
     except Exception as e:
         refusal = runtime.read("error").get("text")

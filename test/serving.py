@@ -1,0 +1,105 @@
+"""Starts real servers for tests: `python -m sglang_ft.launch_server` on a free port, with its log at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+
+START_S = 240
+REPOSITORY = Path(__file__).parents[1]
+DEMO = REPOSITORY / "demo" / "model"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    """A server process and what one wants to know of it."""
+
+    def __init__(self, model: Path | str, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_file = tempfile.NamedTemporaryFile("w+", prefix="server-", suffix=".log")
+        command = [sys.executable, "-m", "sglang_ft.launch_server", "--model-path", str(model)]
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port), *flags],
+            stdout=self.log_file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
+            start_new_session=True,
+        )
+
+    @property
+    def log(self) -> str:
+        return Path(self.log_file.name).read_text(errors="replace")
+
+    def health(self) -> httpx.Response:
+        return httpx.get(self.url + "/health", timeout=30)
+
+    def wait_ready(self, timeout: float = START_S) -> None:
+        """Returns when /health is 200; raises with the end of the log when the server ends or takes too long."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"server ended with {self.process.returncode}:\n{self.log[-6000:]}")
+            with contextlib.suppress(httpx.TransportError):
+                if self.health().status_code == 200:
+                    return
+            time.sleep(0.25)
+        raise TimeoutError(f"server not ready after {timeout} s:\n{self.log[-6000:]}")
+
+    def metrics(self, prefix: str = "sglang_ft_") -> dict[str, float]:
+        """Our counters by name, labels dropped."""
+        values: dict[str, float] = {}
+        for line in httpx.get(self.url + "/metrics", timeout=30).text.splitlines():
+            if line.startswith(prefix):
+                name, _, value = line.rpartition(" ")
+                values[name.partition("{")[0]] = float(value)
+        return values
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The server's processes by name; 'main' is the HTTP process."""
+        main = psutil.Process(self.process.pid)
+        found = {"main": main}
+        for child in main.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found["worker" if child.name() == "cpu_worker" else child.name()] = child
+        return found
+
+    @property
+    def worker(self) -> psutil.Process:
+        return self.children()["worker"]
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(model: Path | str, *flags: str, **kwargs: dict[str, str]) -> Iterator[Server]:
+    """A ready server, stopped at the end."""
+    server = Server(model, *flags, **kwargs)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
