@@ -1,0 +1,49 @@
+"""The platform for machines without a GPU: SGLang's CUDA wheel served by torch on the CPU.
+
+SGLang finds it through the entry point group `sglang.srt.platforms`. `activate` keeps it out of the way of
+plain SGLang in the same environment: it answers only when our launcher chose the CPU. Importing this
+package must stay cheap and free of SGLang, because SGLang imports it in every process of every server.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sglang_ft.engine.hook import Hook
+
+PLATFORM_VARIABLE = "SGLANG_FT_PLATFORM"
+
+
+def activate() -> str | None:
+    """The dotted path of the platform class if our launcher chose the CPU, else None."""
+    if os.environ.get(PLATFORM_VARIABLE) == "cpu":
+        return "sglang_ft.engine.cpu_platform.platform.TorchCpuPlatform"
+    return None
+
+
+def environment() -> dict[str, str]:
+    """Variables that the launcher sets before SGLang or torch is imported, unless the user set them."""
+    return {
+        PLATFORM_VARIABLE: "cpu",
+        "SGLANG_PLATFORM": "sglang_ft_cpu",
+        # SGLang looks for CUDA by itself in many modules; a GPU that we do not use must stay unseen.
+        "CUDA_VISIBLE_DEVICES": "",
+        # OpenMP threads that poll between torch operations take the cores that run the experts.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def server_arg_defaults() -> dict[str, Any]:
+    """ServerArgs fields that this platform sets when the user does not."""
+    from sglang_ft.engine.cpu_platform.defaults import SERVER_ARGS
+
+    return dict(SERVER_ARGS)
+
+
+def hooks() -> list[Hook]:
+    """Everything in SGLang that this platform replaces."""
+    from sglang_ft.engine.cpu_platform.replacements import HOOKS
+
+    return list(HOOKS)
