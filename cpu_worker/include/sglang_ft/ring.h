@@ -88,8 +88,8 @@ enum ft_role {
 
 /* h = act(gate) * up, or act(x) when the layer is not gated. */
 enum ft_activation {
-  FT_ACT_SILU = 0,      /* with limit > 0 (DeepSeek-V4): gate = min(gate, limit), up = clamp(up, -limit, limit) */
-  FT_ACT_GELU = 1,      /* erf */
+  FT_ACT_SILU = 0, /* with limit > 0 (DeepSeek-V4): gate = min(gate, limit), up = clamp(up, -limit, limit) */
+  FT_ACT_GELU = 1, /* erf */
   FT_ACT_GELU_TANH = 2, /* tanh approximation */
   FT_ACT_RELU2 = 3,     /* max(x, 0)^2 */
   FT_ACT_SWIGLU_OAI = 4 /* gpt-oss: clamped as above, h = gate * sigmoid(alpha * gate) * (up + 1) */
@@ -99,8 +99,8 @@ enum ft_dtype { FT_DTYPE_BF16 = 1, FT_DTYPE_FP16 = 2, FT_DTYPE_FP32 = 3 };
 
 enum ft_layer_flags {
   FT_LAYER_GATED = 1,
-  FT_LAYER_INTERLEAVED = 2,     /* gate/up rows alternate: gate row 2i, up row 2i + 1 */
-  FT_LAYER_WEIGHT_ON_INPUT = 4  /* the router weight multiplies the input row, not the output */
+  FT_LAYER_INTERLEAVED = 2,    /* gate/up rows alternate: gate row 2i, up row 2i + 1 */
+  FT_LAYER_WEIGHT_ON_INPUT = 4 /* the router weight multiplies the input row, not the output */
 };
 
 enum ft_worker_state {
@@ -122,12 +122,12 @@ enum ft_isa {
 
 enum ft_status {
   FT_OK = 0,
-  FT_ERR_LAYER = 1,   /* no such layer */
-  FT_ERR_SHAPE = 2,   /* rows, topk or row dtype outside what the ring or layer allows */
-  FT_ERR_ROUTE = 3,   /* an expert index >= num_experts; status_arg is its value */
-  FT_ERR_FORMAT = 4,  /* no kernel for this format, activation or missing role; status_arg is the layer */
-  FT_ERR_BOUNDS = 5,  /* a bank reaches beyond the pool; status_arg is the layer */
-  FT_ERR_COMMAND = 6  /* unknown command */
+  FT_ERR_LAYER = 1,  /* no such layer */
+  FT_ERR_SHAPE = 2,  /* rows, topk or row dtype outside what the ring or layer allows */
+  FT_ERR_ROUTE = 3,  /* an expert index >= num_experts; status_arg is its value */
+  FT_ERR_FORMAT = 4, /* no kernel for this format, activation or missing role; status_arg is the layer */
+  FT_ERR_BOUNDS = 5, /* a bank reaches beyond the pool; status_arg is the layer */
+  FT_ERR_COMMAND = 6 /* unknown command */
 };
 
 enum ft_command_kind {
@@ -145,14 +145,14 @@ struct ft_role_view {
 
 /* One MoE layer. Written by the owner before FT_CMD_ATTACH, never changed afterwards. */
 struct ft_layer {
-  uint32_t format;      /* ft_format */
-  uint32_t activation;  /* ft_activation */
-  uint32_t flags;       /* ft_layer_flags */
-  uint32_t num_experts; /* E */
-  uint32_t hidden;      /* H, elements */
-  uint32_t intermediate; /* I, elements */
+  uint32_t format;          /* ft_format */
+  uint32_t activation;      /* ft_activation */
+  uint32_t flags;           /* ft_layer_flags */
+  uint32_t num_experts;     /* E */
+  uint32_t hidden;          /* H, elements */
+  uint32_t intermediate;    /* I, elements */
   uint32_t first_expert_id; /* layer * E: expert id of local expert 0 */
-  float output_scale;   /* routed scaling factor that the worker applies; 1 when the model applies it */
+  float output_scale;       /* routed scaling factor that the worker applies; 1 when the model applies it */
   float act_alpha;
   float act_limit; /* 0: no clamp */
   uint32_t reserved[6];
@@ -175,7 +175,7 @@ struct ft_block {
   uint64_t rung_ns;   /* CLOCK_MONOTONIC when the doorbell was rung; 0 from a GPU */
   uint8_t pad3[40];
   /* outcome: worker */
-  uint32_t status;     /* ft_status */
+  uint32_t status; /* ft_status */
   int32_t status_arg;
   uint64_t started_ns; /* CLOCK_MONOTONIC at the first instruction of the job */
   uint64_t finished_ns;
@@ -243,7 +243,7 @@ struct ft_ring_header {
   uint32_t worker_state; /* futex word for the owner */
   uint32_t worker_pid;
   uint32_t worker_threads;
-  uint32_t worker_isa;         /* ft_isa in use */
+  uint32_t worker_isa;          /* ft_isa in use */
   uint32_t worker_isa_detected; /* best that this CPU and kernel offer */
   uint8_t pad7[44];
   struct ft_stats stats;
@@ -253,26 +253,26 @@ struct ft_ring_header {
  * is the mapped ring file. Sequence numbers are the caller's; blocks are taken in order. */
 
 /* Rings job `seq` whose block is already filled. */
-void ft_client_ring(void *ring, uint64_t seq);
+void ft_client_ring(void* ring, uint64_t seq);
 
 /* Waits until job `seq` is done: spins for spin_ns, then sleeps. Returns 0 when done, 1 on timeout (call
  * again: nothing is lost), 2 when `abort` is set. */
-int ft_client_wait(void *ring, uint64_t seq, uint64_t spin_ns, uint64_t timeout_ns);
+int ft_client_wait(void* ring, uint64_t seq, uint64_t spin_ns, uint64_t timeout_ns);
 
 /* Issues command `seq` and returns at once; the arguments are already in the header. */
-void ft_client_command(void *ring, uint64_t seq);
+void ft_client_command(void* ring, uint64_t seq);
 
 /* Waits for command `seq`. Same return values as ft_client_wait. */
-int ft_client_command_wait(void *ring, uint64_t seq, uint64_t timeout_ns);
+int ft_client_command_wait(void* ring, uint64_t seq, uint64_t timeout_ns);
 
 /* Wakes the worker without a job, for an owner (GPU) that rings doorbells by itself. */
-void ft_client_wake(void *ring);
+void ft_client_wake(void* ring);
 
 /* Sets `abort` to value with release order and wakes every waiter. */
-void ft_client_abort(void *ring, uint32_t value);
+void ft_client_abort(void* ring, uint32_t value);
 
 /* Waits until worker_state != state. 0: it changed; 1: timeout. */
-int ft_client_state_wait(void *ring, uint32_t state, uint64_t timeout_ns);
+int ft_client_state_wait(void* ring, uint32_t state, uint64_t timeout_ns);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels on row-major packed rows, for every format: dot products of a few weight rows with a few token
+// rows held in registers.
+//
+// A `Dot` policy says what is multiplied:
+//   Element                         type of packed rows and packed h
+//   Row                             a weight row: Row(matrix, out), load(k) -> Weights, load_partial(k, n)
+//   kStep                           elements consumed by one multiply_add
+//   kOuts, kRows, kSingleOuts       register block: weight rows x token rows; weight rows for one token row
+//   zero, load_rows, multiply_add, sum
+//
+// Each output element has one vector accumulator that runs over k from the start to the end of the row,
+// whatever the register block: the same bits for one row and for many.
+#pragma once
+
+#include "activation.h"
+#include "kernels.h"
+#include "target.h"
+
+namespace ft::FT_TARGET {
+
+FT_INLINE void store_element(float* p, float x) { *p = x; }
+FT_INLINE void store_element(uint16_t* p, float x) { *p = bf16_from_float(x); }
+
+FT_INLINE float load_element(const void* rows, uint32_t dtype, size_t i) {
+  switch (dtype) {
+    case FT_DTYPE_BF16:
+      return float_from_bf16(static_cast<const uint16_t*>(rows)[i]);
+    case FT_DTYPE_FP16:
+      return float_from_fp16(static_cast<const uint16_t*>(rows)[i]);
+    default:
+      return static_cast<const float*>(rows)[i];
+  }
+}
+
+// Float32 products: any format, any row dtype.
+template <class V, class Format>
+struct FloatDot {
+  using Element = float;
+  using Row = typename Format::template Row<V>;
+  using Weights = typename V::Reg;
+  using Acc = typename V::Reg;
+  static constexpr uint32_t kStep = V::kWidth;
+  static constexpr int kOuts = V::kOuts, kRows = V::kRows, kSingleOuts = V::kSingleOuts;
+
+  static FT_INLINE Acc zero() { return V::zero(); }
+  static FT_INLINE typename V::Reg load_rows(const float* p) { return V::load(p); }
+  static FT_INLINE Acc multiply_add(typename V::Reg w, typename V::Reg x, Acc acc) {
+    return V::multiply_add(w, x, acc);
+  }
+  static FT_INLINE float sum(Acc acc) { return V::sum(acc); }
+};
+
+// Which weight rows: feature i is row first + i * step.
+struct RowSlice {
+  uint32_t first;
+  uint32_t step;
+};
+
+// c[r * c_stride + o] = weight row o . token row r, for OUTS x ROWS elements.
+template <class Dot, int OUTS, int ROWS>
+FT_INLINE void dot_block(const Matrix& m, RowSlice slice, const typename Dot::Element* x, size_t x_stride,
+                         float* c, size_t c_stride) {
+  using Row = typename Dot::Row;
+  auto row = [&](int o) FT_LAMBDA { return Row(m, slice.first + uint32_t(o) * slice.step); };
+  typename Dot::Acc acc[OUTS][ROWS];
+  for (int o = 0; o < OUTS; o++)
+    for (int r = 0; r < ROWS; r++) acc[o][r] = Dot::zero();
+  auto step = [&](uint32_t k, auto load) FT_LAMBDA {
+    typename Dot::Weights w[OUTS];
+    for (int o = 0; o < OUTS; o++) w[o] = load(row(o), k);
+    for (int r = 0; r < ROWS; r++) {
+      auto xs = Dot::load_rows(x + r * x_stride + k);
+      for (int o = 0; o < OUTS; o++) acc[o][r] = Dot::multiply_add(w[o], xs, acc[o][r]);
+    }
+  };
+  uint32_t k = 0;
+  for (; k + Dot::kStep <= m.ins; k += Dot::kStep)
+    step(k, [](Row w, uint32_t k) FT_LAMBDA { return w.load(k); });
+  if (k < m.ins) step(k, [n = m.ins - k](Row w, uint32_t k) FT_LAMBDA { return w.load_partial(k, n); });
+  for (int o = 0; o < OUTS; o++)
+    for (int r = 0; r < ROWS; r++) c[r * c_stride + o] = Dot::sum(acc[o][r]);
+}
+
+// Features [0, n) of the slice for ROWS token rows.
+template <class Dot, int OUTS, int ROWS>
+inline void dot_band(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
+                     size_t x_stride, float* c, size_t c_stride) {
+  uint32_t o = 0;
+  for (; o + OUTS <= n; o += OUTS)
+    dot_block<Dot, OUTS, ROWS>(m, {slice.first + o * slice.step, slice.step}, x, x_stride, c + o, c_stride);
+  for (; o < n; o++)
+    dot_block<Dot, 1, ROWS>(m, {slice.first + o * slice.step, slice.step}, x, x_stride, c + o, c_stride);
+}
+
+// The same for 1 .. Dot::kRows token rows, known at run time.
+template <class Dot, int ROWS = Dot::kRows>
+FT_INLINE void dot_rows(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
+                        size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
+  if constexpr (ROWS == 1) {
+    dot_band<Dot, Dot::kSingleOuts, 1>(m, slice, n, x, x_stride, c, c_stride);
+  } else if (rows == ROWS) {
+    dot_band<Dot, Dot::kOuts, ROWS>(m, slice, n, x, x_stride, c, c_stride);
+  } else {
+    dot_rows<Dot, ROWS - 1>(m, slice, n, x, x_stride, rows, c, c_stride);
+  }
+}
+
+template <class Element>
+FT_INLINE void pack_row(const PackArgs& a, uint32_t i, Element* to) {
+  size_t from = size_t(a.row_index[i]) * a.hidden;
+  float factor = a.factor ? a.factor[i] : 1.0f;
+  switch (a.row_dtype) {  // one loop for each dtype, so that each is vectorised
+    case FT_DTYPE_BF16:
+      for (uint32_t k = 0; k < a.hidden; k++)
+        store_element(to + k, factor * load_element(a.rows, FT_DTYPE_BF16, from + k));
+      break;
+    case FT_DTYPE_FP16:
+      for (uint32_t k = 0; k < a.hidden; k++)
+        store_element(to + k, factor * load_element(a.rows, FT_DTYPE_FP16, from + k));
+      break;
+    default:
+      for (uint32_t k = 0; k < a.hidden; k++)
+        store_element(to + k, factor * load_element(a.rows, FT_DTYPE_FP32, from + k));
+  }
+  for (uint32_t k = a.hidden; k < round_up(a.hidden, kPackedPadding); k++) store_element(to + k, 0.0f);
+}
+
+template <class Dot>
+struct RowKernels {
+  using Element = typename Dot::Element;
+
+  static void pack(const PackArgs& a) {
+    Element* to = static_cast<Element*>(a.packed);
+    uint32_t stride = round_up(a.hidden, kPackedPadding);
+    for (uint32_t i = 0; i < a.count; i++) pack_row(a, i, to + size_t(i) * stride);
+  }
+
+  static void gate_up(const GateUpArgs& a) {
+    const Element* x = static_cast<const Element*>(a.packed);
+    Element* h = static_cast<Element*>(a.h);
+    size_t x_stride = round_up(a.weights.ins, kPackedPadding);
+    size_t h_stride = round_up(a.intermediate, kPackedPadding);
+    for (uint32_t r = 0; r < a.rows; r += Dot::kRows)
+      gate_up_rows(a, x + r * x_stride, x_stride, smaller(Dot::kRows, a.rows - r), h + r * h_stride,
+                   h_stride);
+  }
+
+  static void down(const DownArgs& a) {
+    const Element* h = static_cast<const Element*>(a.h);
+    size_t h_stride = round_up(a.weights.ins, kPackedPadding);
+    size_t outs = a.weights.outs;
+    uint32_t n = a.end - a.begin;
+    for (uint32_t r = 0; r < a.rows; r += Dot::kRows) {
+      uint32_t rows = smaller(Dot::kRows, a.rows - r);
+      float* c = a.partial + r * outs + a.begin;
+      dot_rows<Dot>(a.weights, {a.begin, 1}, n, h + r * h_stride, h_stride, rows, c, outs);
+      if (!a.weights.bias) continue;
+      for (uint32_t i = 0; i < rows; i++) add_bias(c + i * outs, a.weights.bias, a.begin, 1, n);
+    }
+  }
+
+  static constexpr KernelSet set(const char* name) { return {name, 1, sizeof(Element), pack, gate_up, down}; }
+
+ private:
+  // gate and up of the band for at most kRows rows into scratch, then h.
+  static void gate_up_rows(const GateUpArgs& a, const Element* x, size_t x_stride, uint32_t rows, Element* h,
+                           size_t h_stride) {
+    const Matrix& m = a.weights;
+    bool gated = a.activation.gated;
+    uint32_t n = a.end - a.begin, step = gated && a.activation.interleaved ? 2 : 1;
+    RowSlice gate_rows{a.begin * step, step};
+    RowSlice up_rows{step == 2 ? gate_rows.first + 1 : a.intermediate + a.begin, step};
+    float *gate = a.scratch, *up = a.scratch + size_t(Dot::kRows) * n;
+    dot_rows<Dot>(m, gate_rows, n, x, x_stride, rows, gate, n);
+    if (gated) dot_rows<Dot>(m, up_rows, n, x, x_stride, rows, up, n);
+    for (uint32_t r = 0; r < rows; r++) {
+      if (m.bias) add_bias(gate + r * n, m.bias, gate_rows.first, step, n);
+      if (m.bias && gated) add_bias(up + r * n, m.bias, up_rows.first, step, n);
+      activate(a.activation, gate + r * n, up + r * n, n);
+      store_h(gate + r * n, a.begin, a.end, a.intermediate, h + r * h_stride);
+    }
+  }
+
+  // The piece that holds the last feature also writes the padding.
+  static FT_INLINE void store_h(const float* values, uint32_t begin, uint32_t end, uint32_t intermediate,
+                                Element* h) {
+    for (uint32_t i = begin; i < end; i++) store_element(h + i, values[i - begin]);
+    if (end < intermediate) return;
+    for (uint32_t i = end; i < round_up(end, kPackedPadding); i++) store_element(h + i, 0.0f);
+  }
+};
+
+// Kernels of a format that this instruction set multiplies directly; a format specialises it.
+template <class Format>
+struct NativeKernels {
+  static KernelChoice choose(uint32_t /*row_dtype*/, uint32_t /*hidden*/, uint32_t /*intermediate*/) {
+    return {nullptr, nullptr, UINT32_MAX};
+  }
+};
+
+}  // namespace ft::FT_TARGET

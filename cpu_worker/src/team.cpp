@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "team.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstdio>
+
+#include "futex.h"
+
+namespace ft {
+namespace {
+
+constexpr int kPollsBetweenClockReads = 64;
+constexpr uint64_t kMaxSleepNs = kSecond;
+
+}  // namespace
+
+void pin_to_core(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  if (pthread_setaffinity_np(pthread_self(), sizeof(set), &set) != 0)
+    fprintf(stderr, "cpu_worker: cannot pin a thread to core %d; it runs unpinned\n", core);
+}
+
+void name_thread(const char* prefix, uint32_t number) {
+  char name[16];
+  snprintf(name, sizeof(name), "%s-%u", prefix, number);
+  pthread_setname_np(pthread_self(), name);
+}
+
+Team::Team(uint32_t threads, const std::vector<int>& cores, uint64_t spin_ns) : spin_ns_(spin_ns) {
+  auto core_of = [&](uint32_t member) { return cores.empty() ? -1 : cores[member % cores.size()]; };
+  if (core_of(0) >= 0) pin_to_core(core_of(0));
+  for (uint32_t member = 1; member < threads; member++)
+    helpers_.emplace_back([this, member, core = core_of(member)] { help(member, core); });
+}
+
+Team::~Team() {
+  leaving_.store(true);
+  wake_sleepers();
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+void Team::begin() {
+  awake_.store(1);
+  wake_sleepers();
+}
+
+void Team::end() { awake_.store(0); }
+
+void Team::run_phase(uint32_t count, Call call, const void* function) {
+  if (count == 0) return;
+  call_ = call;
+  function_ = function;
+  finished_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t(count) << 32, std::memory_order_release);
+  while (run_claimed(0)) {
+  }
+  while (finished_.load(std::memory_order_acquire) != count) cpu_relax();
+}
+
+bool Team::run_claimed(uint32_t member) {
+  uint64_t ticket = ticket_.load(std::memory_order_relaxed);
+  do {
+    if (uint32_t(ticket) >= ticket >> 32) return false;
+  } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire,
+                                          std::memory_order_relaxed));
+  call_(function_, {uint32_t(ticket), member});
+  if (progress_) shared(*progress_).fetch_add(1, std::memory_order_relaxed);
+  finished_.fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+void Team::help(uint32_t member, int core) {
+  name_thread("ft-worker", member);
+  if (core >= 0) pin_to_core(core);
+  uint64_t idle_since = now_ns();
+  while (!leaving_.load(std::memory_order_relaxed)) {
+    bool worked = false;
+    for (int i = 0; i < kPollsBetweenClockReads; i++) {
+      while (run_claimed(member)) worked = true;
+      cpu_relax();
+    }
+    uint64_t now = now_ns();
+    if (worked || awake_.load(std::memory_order_relaxed)) idle_since = now;
+    if (now - idle_since < spin_ns_) continue;
+    sleep_until_work();
+    idle_since = now_ns();
+  }
+}
+
+// Announces the sleep, then looks once more; begin() and the destructor publish, then look for sleepers. All
+// of these are sequentially consistent, so one of the two sees the other.
+void Team::sleep_until_work() {
+  sleepers_.fetch_add(1);
+  uint32_t seen = wake_word_.load();
+  if (!awake_.load() && !leaving_.load())
+    futex_wait(reinterpret_cast<uint32_t*>(&wake_word_), seen, kMaxSleepNs);
+  sleepers_.fetch_sub(1);
+}
+
+void Team::wake_sleepers() {
+  wake_word_.fetch_add(1);
+  if (sleepers_.load()) futex_wake(reinterpret_cast<uint32_t*>(&wake_word_));
+}
+
+}  // namespace ft

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A team of pinned threads that run the pieces of a job. The calling thread is member 0.
+//
+// Pieces are claimed one by one from a shared ticket, so a slow core takes fewer and a descheduled thread
+// that holds no piece delays nobody. A phase is over when all its pieces are finished, not when all threads
+// have arrived.
+//
+// Ordering. The ticket holds {pieces of the phase, next piece}. Publishing a phase writes its description,
+// then stores the ticket with release order; a claim is a compare-and-swap with acquire order, so whoever
+// claims sees the description. The description is replaced only after every claimed piece was counted as
+// finished; a claim that succeeds therefore always belongs to the description it reads, however long the
+// thread slept between loading the ticket and swapping it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace ft {
+
+struct Piece {
+  uint32_t index;
+  uint32_t member;  // 0 .. threads - 1, for per-thread scratch
+};
+
+class Team {
+ public:
+  // cores[i % cores.size()] is where member i is pinned; empty: not pinned. Member 0 is the calling thread.
+  Team(uint32_t threads, const std::vector<int>& cores, uint64_t spin_ns);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  uint32_t threads() const { return uint32_t(helpers_.size()) + 1; }
+
+  // Members stay awake from begin() to end(), and spin_ns longer.
+  void begin();
+  void end();
+
+  // Runs function(Piece) for pieces 0 .. count - 1; returns when all are finished. Inside begin() .. end().
+  template <class Function>
+  void run(uint32_t count, const Function& function) {
+    auto call = [](const void* f, Piece piece) { (*static_cast<const Function*>(f))(piece); };
+    run_phase(count, call, &function);
+  }
+
+  // Incremented at each finished piece.
+  void count_progress_in(uint64_t* progress) { progress_ = progress; }
+
+ private:
+  using Call = void (*)(const void*, Piece);
+
+  void run_phase(uint32_t count, Call call, const void* function);
+  void help(uint32_t member, int core);
+  bool run_claimed(uint32_t member);
+  void sleep_until_work();
+  void wake_sleepers();
+
+  Call call_ = nullptr;
+  const void* function_ = nullptr;
+  uint64_t spin_ns_;
+  uint64_t* progress_ = nullptr;
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<uint32_t> finished_{0};
+  alignas(64) std::atomic<uint32_t> awake_{0};  // 1 between begin() and end()
+  std::atomic<bool> leaving_{false};
+  alignas(64) std::atomic<uint32_t> wake_word_{0};
+  std::atomic<uint32_t> sleepers_{0};
+  std::vector<std::thread> helpers_;
+};
+
+// Pins the calling thread; warns on stderr when the kernel refuses.
+void pin_to_core(int core);
+void name_thread(const char* prefix, uint32_t number);
+
+}  // namespace ft
