@@ -11,7 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folder of a tiny random checkpoint of a family (see tiny_models), written once a run; do not change it."""
+    """Folder of a tiny random checkpoint of a family (see tiny_models), written once a run."""
     import tiny_models
 
     folders: dict[str, Path] = {}

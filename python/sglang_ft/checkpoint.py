@@ -1,6 +1,6 @@
 """What a model directory holds, found before anything loads: config.json and tensor headers, no torch.
 
-`summarize` returns the numbers that the plan and the memory check need, or raises one CheckpointError that names
+`summarize` returns the numbers that the plan and the memory check need, or raises one CheckpointError naming
 every problem. A dense model is a valid answer: it has no experts and is served as SGLang serves it.
 """
 
@@ -78,7 +78,7 @@ class ModelSummary:
 
 
 def locate(model_path: str, revision: str | None = None) -> Path:
-    """The local folder of a model: the path itself, or the snapshot of a Hugging Face name, downloaded if need be.
+    """The local folder of a model: the path itself, or that of a Hugging Face name, downloaded if need be.
 
     Raises CheckpointError if it is neither.
     """
@@ -97,14 +97,15 @@ def locate(model_path: str, revision: str | None = None) -> Path:
 def summarize(folder: str | Path, needs_tokenizer: bool = True) -> ModelSummary:
     """Check and measure the checkpoint in `folder`.
 
-    Raises CheckpointError if it is missing, damaged, without a tokenizer, or has experts in a format that this
-    version cannot serve.
+    Raises CheckpointError if it is missing, damaged, without a tokenizer, or has experts in a format that
+    this version cannot serve.
     """
     folder = Path(folder)
     config = read_config(folder)
     if needs_tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(
-            f"{folder}: no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); name one with --tokenizer-path"
+            f"{folder}: no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); "
+            "name one with --tokenizer-path"
         )
     text = text_config(config)
     experts, others, unused = _sort(read_checkpoint(folder), num_layers=_number(text, ("num_hidden_layers",)))

@@ -186,7 +186,7 @@ class Option:
             return self.like
         noun = "a whole number" if self.kind is int else "a number"
         unit = f" {self.unit}" if self.unit else ""
-        return f"{noun} from {self.low:,g} to {self.high:,g}{unit}"
+        return f"{noun} from {self.low:,.12g} to {self.high:,.12g}{unit}"
 
     @property
     def default_text(self) -> str:
@@ -258,7 +258,7 @@ def _take_flags(argv: Sequence[str], options: Mapping[str, Option]) -> tuple[dic
             continue
         flag, equals, text = argument.partition("=")
         if flag not in options:
-            raise ConfigError(f"{flag}: no such flag{_suggestion(flag, options)}; --help lists all")
+            raise ConfigError(f"{flag}: no such flag{suggestion(flag, options)}; --help lists all")
         option = options[flag]
         if not equals:
             text = "true" if option.kind is bool else _next_value(option, arguments)
@@ -278,12 +278,13 @@ def _take_environment(environ: Mapping[str, str], options: Sequence[Option]) -> 
     by_env = {o.env: o for o in options}
     for name in environ:
         ours = name.startswith(ENV_PREFIX) and name != CONFIG_ENV
-        if ours and name not in by_env and (suggestion := _suggestion(name, by_env, cutoff=0.85)):
-            raise ConfigError(f"{name}: no such environment variable{suggestion}")
+        if ours and name not in by_env and (near := suggestion(name, by_env, cutoff=0.85)):
+            raise ConfigError(f"{name}: no such environment variable{near}")
     return {o.name: o.read(environ[o.env], o.env) for o in options if o.env in environ}
 
 
-def _suggestion(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def suggestion(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """' (did you mean ...?)' where a known name is near, else an empty text."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {near[0]}?)" if near else ""
 

@@ -1,7 +1,7 @@
 """Checks before anything loads: SGLang's version, the port, memory for the pool.
 
-Each check raises one FtError that says what is wrong, the number, and the flag that mends it. `run` collects the
-errors of several checks, so that a user sees all problems at once.
+Each check raises one FtError that says what is wrong, the number, and the flag that mends it. `run` collects
+the errors of several checks, so that a user sees all problems at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def run(*checks: Callable[[], object]) -> None:
-    """Call every check; raise one FtError with the texts of all that failed. A single failure keeps its type."""
+    """Call every check; raise one FtError with all texts. A single failure keeps its type."""
     failures: list[FtError] = []
     for check in checks:
         try:
@@ -80,8 +80,8 @@ def check_memory(
 ) -> None:
     """Refuse a model that does not fit in `available` bytes of host memory.
 
-    Needed are the expert pool (held as `dtype`; default: the checkpoint's), the dense weights where they live on
-    the host too, and the reserve.
+    Needed are the expert pool (held as `dtype`; default: the checkpoint's), the dense weights where they live
+    on the host too, and the reserve.
     """
     pool = model.pool_bytes_as(dtype) if dtype and model.is_moe else model.pool_bytes
     dense = model.other_bytes if dense_on_host else 0
@@ -101,16 +101,18 @@ def check_memory(
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Bytes of host memory that this process can still get: the kernel's estimate, capped by the container's limit."""
+    """Bytes of host memory still to be had: the kernel's estimate, capped by the container's limit."""
     line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
     available = int(line.split()[1]) * 1024
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())
-        cache = int(re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.M)[1])  # type: ignore[index]
-    except (OSError, ValueError, TypeError):
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except OSError:
         return available  # no container limit, or a kernel without cgroup v2
-    return available if limit == "max" else min(available, int(limit) - used + cache)
+    if limit == "max":
+        return available
+    return min(available, int(limit) - used + int(statistics["inactive_file"]))
 
 
 def _bind_problem(e: OSError) -> str:

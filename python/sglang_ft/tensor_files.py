@@ -22,7 +22,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a file. `dtype` is the safetensors name, like BF16 or F8_E4M3; `nbytes` counts its data."""
+    """One tensor of a file. `dtype` is the safetensors name, like BF16; `nbytes` counts its data."""
 
     name: str
     dtype: str
@@ -62,7 +62,7 @@ def read_checkpoint(folder: Path) -> list[TensorInfo]:
 
 
 def read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one safetensors file. Raises CheckpointError if it is missing, cut or not safetensors."""
+    """The tensors of one safetensors file. Raises CheckpointError if it is missing or damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path.name}: missing; download the checkpoint again")
     size = path.stat().st_size
@@ -84,7 +84,7 @@ def read_header(path: Path) -> list[TensorInfo]:
 
 
 def _listed_tensors(folder: Path) -> dict[str, set[str]]:
-    """File name -> names of the tensors that must be in it. Without an index every safetensors file counts."""
+    """File name -> names of the tensors that must be in it. Without an index, every safetensors file."""
     index = folder / INDEX
     if not index.is_file():
         files = sorted(p.name for p in folder.glob("*.safetensors"))
