@@ -47,7 +47,7 @@ types: site ## mypy
 
 .PHONY: ctest
 ctest: venv ## tests of the C++ worker
-	cmake -S cpu_worker -B build/ctest -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING=ON >build/ctest.log 2>&1 \
+	cmake -S cpu_worker -B build/ctest -G Ninja -DCMAKE_BUILD_TYPE=Release >build/ctest.log 2>&1 \
 	  || { cat build/ctest.log; exit 1; }
 	cmake --build build/ctest
 	ctest --test-dir build/ctest --output-on-failure
