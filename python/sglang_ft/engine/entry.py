@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_ft import runtime
+from sglang_ft import preflight, runtime
 from sglang_ft.config import FtConfig
 from sglang_ft.engine import install
 from sglang_ft.engine.hook import Hook
@@ -29,7 +29,7 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     """Target of SGLang's scheduler process; the arguments are SGLang's."""
     try:
         config = FtConfig.inherited(os.environ)
-        install.check_version(config.force_version)
+        preflight.check_sglang_version(config.force_version)
         install.install(_hooks(config))
         from sglang.srt.managers.scheduler import run_scheduler_process as run
     except FtError as e:

@@ -5,7 +5,6 @@ SGLang itself only logs a hook that failed, and would then serve without it.
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
@@ -15,18 +14,6 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 
 from sglang_ft.engine.hook import Hook
 from sglang_ft.errors import HookError
-
-SGLANG_VERSION = "0.5.17"
-
-
-def check_version(force: bool = False) -> None:
-    """Raises HookError unless the installed SGLang is the one this release was made for."""
-    found = importlib.metadata.version("sglang")
-    if found != SGLANG_VERSION and not force:
-        raise HookError(
-            f"sglang {found} is installed, this release of sglang_ft is made for {SGLANG_VERSION}. "
-            f"Run `pip install sglang=={SGLANG_VERSION}`, or try your luck with --ft-force-version"
-        )
 
 
 def install(hooks: Iterable[Hook]) -> None:

@@ -1,6 +1,7 @@
 """The launcher's middle part: from a command line to a running server.
 
-Everything that can be refused is refused here, before a process starts or a weight is read.
+What can be refused is refused before a process starts or a weight is read, most of it before SGLang is imported,
+which takes many seconds.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_ft import runtime
+from sglang_ft import checkpoint, plan, preflight, runtime
+from sglang_ft.api.early import EarlyServer
+from sglang_ft.checkpoint import ModelSummary
 from sglang_ft.config import FtConfig, add_help_group
-from sglang_ft.errors import FtError
+from sglang_ft.errors import CheckpointError, FtError
+from sglang_ft.worker import native, topology
 
 # What SGLang leaves off and our users expect; a flag of the user's comes later on the line and wins.
 _DEFAULTS = ("--enable-metrics", "--reasoning-parser", "auto", "--tool-call-parser", "auto")
@@ -24,16 +29,17 @@ def launch(argv: Sequence[str]) -> None:
     config, rest = FtConfig.parse(argv, os.environ)
     config.publish(os.environ)
     _choose_platform(config)
-    from sglang_ft.engine import install  # imports sglang, which reads the environment
-
-    install.check_version(config.force_version)
     if {"-h", "--help"}.intersection(rest):
         _print_help()
         return
-    server_args = _server_args(rest)
+    preflight.check_sglang_version(config.force_version)
+    known = _known_flags(rest)
     folder = runtime.create()
     try:
-        _serve(config, server_args)
+        # A configuration file may name model and port; then both are known only once SGLang has read it.
+        early = None if known.config else _check(config, known)
+        server_args = _server_args(rest)
+        _serve(config, server_args, early or _check(config, server_args))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -48,6 +54,60 @@ def _choose_platform(config: FtConfig) -> None:
         )
     for name, value in cpu_platform.environment().items():
         os.environ.setdefault(name, value)
+
+
+def _known_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """The few of SGLang's flags that the checks need, read without importing SGLang."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model-path", "--model")
+    parser.add_argument("--revision")
+    parser.add_argument("--tokenizer-path")
+    parser.add_argument("--skip-tokenizer-init", action="store_true")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--context-length", type=int)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--ssl-certfile")
+    parser.add_argument("--config")
+    return parser.parse_known_args(argv)[0]
+
+
+def _check(config: FtConfig, args: Any) -> EarlyServer:
+    """Checks the model, the memory and the port; prints the plan; returns the server that holds the port."""
+    if not args.model_path:
+        raise CheckpointError("no model: name one with --model-path FOLDER (the demo model is demo/model)")
+    own_tokenizer = bool(args.tokenizer_path and args.tokenizer_path != args.model_path) or args.skip_tokenizer_init
+    summary = checkpoint.summarize(
+        checkpoint.locate(args.model_path, args.revision), needs_tokenizer=not own_tokenizer
+    )
+    available = preflight.available_memory()
+    dtype = _experts_dtype(summary, args.dtype)
+    preflight.run(
+        lambda: preflight.check_memory(summary, config.ram_reserve_gib, available, dense_on_host=True, dtype=dtype),
+        lambda: preflight.check_port(args.host, args.port),
+        lambda: native.find(native.WORKER),
+    )
+    cores = topology.choose_cores(config.worker_threads, config.worker_cores)
+    decisions = plan.StartPlan(
+        model=summary,
+        platform="cpu",
+        dtype=dtype,
+        worker_threads=len(cores),
+        isa=config.worker_isa,
+        context_length=args.context_length or summary.context_length,
+        available_bytes=available,
+        reserve_gib=config.ram_reserve_gib,
+    )
+    print(plan.render(decisions), file=sys.stderr, flush=True)
+    os.environ["SGLANG_FT_CHECKPOINT_BYTES"] = str(summary.total_bytes - summary.unused_bytes)
+    return EarlyServer(args.host, args.port, answer=not args.ssl_certfile)
+
+
+def _experts_dtype(summary: ModelSummary, dtype: str) -> str:
+    """The dtype in which SGLang will hold the weights, from its --dtype."""
+    names = {"auto": summary.dtype, "half": "float16", "float": "float32"}
+    return names.get(dtype, dtype)
 
 
 def _server_args(argv: Sequence[str]) -> Any:
@@ -65,13 +125,12 @@ def _print_help() -> None:
     parser.print_help()
 
 
-def _serve(config: FtConfig, server_args: Any) -> None:
+def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
     from sglang_ft.engine import entry, install, routes
 
-    early = routes.EarlyServer(server_args.host, server_args.port, answer=not server_args.ssl_certfile)
     try:
         install.install(routes.hooks(early))
         http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)

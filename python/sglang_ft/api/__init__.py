@@ -1,0 +1,1 @@
+"""What HTTP clients see of us beside SGLang's own API. Never imports sglang."""
