@@ -1,1 +1,431 @@
-int main() {}
+// SPDX-License-Identifier: Apache-2.0
+//
+// A real cpu_worker process on a real ring: jobs, bad jobs, commands, death and resumption, sleep and wake.
+//
+// usage: protocol_test PATH_OF_CPU_WORKER
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "futex.h"
+#include "reference.h"
+#include "testing.h"
+
+using namespace testing;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000, kPatience = 20'000 * kMs;
+const char* worker_path;
+
+void pause_us(uint64_t us) { usleep(useconds_t(us)); }
+
+// Starts the worker as a child of this process.
+class Worker {
+ public:
+  explicit Worker(TestRing& ring, std::vector<std::string> extra = {}, int stderr_fd = -1) : ring_(ring) {
+    ring.header().worker_state = FT_WORKER_ABSENT;
+    pid = spawn(ring, extra, stderr_fd);
+  }
+  ~Worker() { kill_now(); }
+
+  static pid_t spawn(TestRing& ring, const std::vector<std::string>& extra, int stderr_fd) {
+    std::string parent = std::to_string(getpid());
+    pid_t child = fork();
+    if (child != 0) return child;
+    if (stderr_fd >= 0) dup2(stderr_fd, 2);
+    std::vector<std::string> words = {worker_path,
+                                      "--ring-fd",
+                                      std::to_string(ring.ring_fd),
+                                      "--pool-fd",
+                                      std::to_string(ring.pool_fd),
+                                      "--parent-pid",
+                                      parent,
+                                      "--threads",
+                                      "2"};
+    words.insert(words.end(), extra.begin(), extra.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    execv(worker_path, argv.data());
+    _exit(127);
+  }
+
+  void wait_ready() {
+    uint32_t state;
+    while ((state = ft::shared(ring_.header().worker_state).load()) != FT_WORKER_READY) {
+      CHECK(state <= FT_WORKER_STARTING, "worker state ", state);
+      if (ft_client_state_wait(ring_.memory.ring, state, kPatience)) {
+        CHECK(false, "not ready in time");
+        return;
+      }
+    }
+  }
+
+  int wait_exit() {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    pid = -1;
+    return status;
+  }
+
+  void kill_now() {
+    if (pid < 0) return;
+    kill(pid, SIGKILL);
+    wait_exit();
+  }
+
+  pid_t pid;
+
+ private:
+  TestRing& ring_;
+};
+
+// A ring with one small layer and everything needed to run and check jobs on it.
+struct Server {
+  explicit Server(uint64_t spin_ns = 50'000, uint32_t blocks = 2, uint32_t hidden = 48,
+                  uint32_t intermediate = 32)
+      : shape{FT_FORMAT_FP32, FT_ACT_SILU, FT_LAYER_GATED, false, 6, hidden, intermediate, 0, 0, 1},
+        random(seed()),
+        ring({blocks, 64, 4, 256, 4 << 20, spin_ns}) {
+    reference = make_layer(random, ring, 0, shape);
+    ring.header().num_layers = 1;
+  }
+
+  void ring_job(uint32_t rows) {
+    seq++;
+    job = make_job(random, ring, seq, 0, shape, {rows, 3, FT_DTYPE_FP32});
+    ft_client_ring(ring.memory.ring, seq);
+  }
+
+  int wait(uint64_t spin_ns = 20'000, uint64_t timeout = kPatience) {
+    return ft_client_wait(ring.memory.ring, seq, spin_ns, timeout);
+  }
+
+  void check_results(const char* when) {
+    CHECK(ring.block(seq).status == FT_OK, when, " job ", seq, " status ", ring.block(seq).status);
+    double error = relative_error(ring.results(seq), reference_results(reference, job, false));
+    CHECK(error < 1e-5, when, " job ", seq, " error ", error);
+  }
+
+  uint32_t status_of(const std::function<void(ft_block&)>& spoil) {
+    seq++;
+    make_job(random, ring, seq, 0, shape, {2, 3, FT_DTYPE_FP32});
+    spoil(ring.block(seq));
+    ft_client_ring(ring.memory.ring, seq);
+    CHECK(wait() == 0, "bad job not answered");
+    return ring.block(seq).status;
+  }
+
+  uint32_t command(uint32_t kind, uint64_t arg0 = 0, uint64_t arg1 = 0, uint64_t arg2 = 0) {
+    ft_ring_header& h = ring.header();
+    h.command = kind;
+    h.arg[0] = arg0;
+    h.arg[1] = arg1;
+    h.arg[2] = arg2;
+    ft_client_command(ring.memory.ring, ++command_seq);
+    CHECK(ft_client_command_wait(ring.memory.ring, command_seq, kPatience) == 0, "command ", kind,
+          " not answered");
+    return h.command_status;
+  }
+
+  LayerCase shape;
+  Random random;
+  TestRing ring;
+  ReferenceLayer reference;
+  ReferenceJob job;
+  uint64_t seq = 0, command_seq = 0;
+};
+
+void jobs_run_and_are_counted() {
+  Server s;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  for (uint32_t rows : {1u, 5u, 64u, 2u}) {
+    s.ring_job(rows);
+    CHECK(s.wait() == 0);
+    s.check_results("plain");
+  }
+  const ft_block& block = s.ring.block(s.seq);
+  CHECK(block.started_ns >= block.rung_ns && block.finished_ns >= block.started_ns);
+  CHECK(block.experts >= 1 && block.bytes == block.experts * uint64_t(4 * 3 * 48 * 32), block.bytes);
+  const ft_stats& stats = s.ring.header().stats;
+  CHECK(stats.jobs == 4 && stats.failed_jobs == 0 && stats.rows == 72, stats.jobs, " ", stats.rows);
+  CHECK(s.ring.header().progress > 0 && s.ring.header().worker_threads == 2);
+}
+
+void jobs_may_be_rung_ahead() {
+  Server s(50'000, 3);
+  Worker worker(s.ring);
+  worker.wait_ready();
+  kill(worker.pid, SIGSTOP);
+  for (int i = 0; i < 3; i++) s.ring_job(3);
+  kill(worker.pid, SIGCONT);
+  CHECK(s.wait() == 0);
+  s.check_results("rung ahead");
+  for (uint64_t seq = 1; seq <= 3; seq++) CHECK(s.ring.block(seq).done == seq, seq);
+}
+
+void bad_jobs_end_with_a_status() {
+  Server s;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  CHECK(s.status_of([](ft_block& b) { b.layer = 1; }) == FT_ERR_LAYER);
+  CHECK(s.status_of([](ft_block& b) { b.layer = UINT32_MAX; }) == FT_ERR_LAYER);
+  CHECK(s.status_of([](ft_block& b) { b.rows = 0; }) == FT_ERR_SHAPE);
+  CHECK(s.status_of([](ft_block& b) { b.rows = 65; }) == FT_ERR_SHAPE);
+  CHECK(s.status_of([](ft_block& b) { b.rows = UINT32_MAX; }) == FT_ERR_SHAPE);
+  CHECK(s.status_of([](ft_block& b) { b.topk = 0; }) == FT_ERR_SHAPE);
+  CHECK(s.status_of([](ft_block& b) { b.topk = 5; }) == FT_ERR_SHAPE);
+  CHECK(s.status_of([](ft_block& b) { b.row_dtype = 0; }) == FT_ERR_SHAPE);
+  CHECK(s.status_of([](ft_block& b) { b.row_dtype = 4; }) == FT_ERR_SHAPE);
+  for (int32_t route : {6, -2, INT32_MAX, INT32_MIN}) {
+    CHECK(s.status_of([&](ft_block&) { s.ring.routes(s.seq)[4] = route; }) == FT_ERR_ROUTE, route);
+    CHECK(s.ring.block(s.seq).status_arg == route);
+  }
+  CHECK(s.ring.header().stats.failed_jobs == 13, s.ring.header().stats.failed_jobs);
+  s.ring_job(4);
+  CHECK(s.wait() == 0);
+  s.check_results("after bad jobs");
+}
+
+// Each change of a good layer is refused at attach and at each job, and undone.
+void bad_layers_are_refused() {
+  Server s;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  const ft_layer good = s.ring.layer(0);
+  auto refused = [&](uint32_t status, const std::function<void(ft_layer&)>& spoil) {
+    spoil(s.ring.layer(0));
+    CHECK(s.command(FT_CMD_ATTACH) == status, s.ring.header().command_status, " instead of ", status);
+    CHECK(s.status_of([](ft_block&) {}) == status);
+    s.ring.layer(0) = good;
+  };
+  refused(FT_ERR_FORMAT, [](ft_layer& l) { l.format = 77; });
+  refused(FT_ERR_FORMAT, [](ft_layer& l) { l.activation = 5; });
+  refused(FT_ERR_FORMAT, [](ft_layer& l) { l.flags = 64; });
+  refused(FT_ERR_FORMAT, [](ft_layer& l) { l.flags = FT_LAYER_INTERLEAVED; });
+  refused(FT_ERR_FORMAT, [](ft_layer& l) { l.role[FT_ROLE_DOWN].stride = 0; });
+  refused(FT_ERR_SHAPE, [](ft_layer& l) { l.hidden = 257; });
+  refused(FT_ERR_SHAPE, [](ft_layer& l) { l.intermediate = 0; });
+  refused(FT_ERR_SHAPE, [](ft_layer& l) { l.num_experts = 0; });
+  refused(FT_ERR_SHAPE, [](ft_layer& l) { l.num_experts = UINT32_MAX; });
+  refused(FT_ERR_BOUNDS, [](ft_layer& l) { l.num_experts = 60000; });
+  refused(FT_ERR_BOUNDS, [](ft_layer& l) { l.role[FT_ROLE_DOWN].offset = 4 << 20; });
+  refused(FT_ERR_BOUNDS, [](ft_layer& l) { l.role[FT_ROLE_DOWN].offset = UINT64_MAX - 63; });
+  refused(FT_ERR_BOUNDS, [](ft_layer& l) { l.role[FT_ROLE_DOWN].offset += 4; });
+  refused(FT_ERR_BOUNDS, [](ft_layer& l) { l.role[FT_ROLE_GATE_UP].stride = UINT64_MAX / 64 * 64; });
+  refused(FT_ERR_BOUNDS, [](ft_layer& l) { l.role[FT_ROLE_GATE_UP].stride = 64; });
+  refused(FT_ERR_BOUNDS, [](ft_layer& l) { l.intermediate = 1 << 20; });
+  CHECK(s.command(FT_CMD_ATTACH) == FT_OK);
+  s.ring_job(4);
+  CHECK(s.wait() == 0);
+  s.check_results("after bad layers");
+}
+
+void commands_answer() {
+  Server s;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  CHECK(s.command(99) == FT_ERR_COMMAND && s.ring.header().command_status_arg == 99);
+  CHECK(s.command(FT_CMD_MEASURE, 0, 4 << 20, 3) == FT_OK);
+  CHECK(s.ring.header().result[0] == 3 * (4 << 20) && s.ring.header().result[1] > 0);
+  CHECK(s.command(FT_CMD_MEASURE, 0, (4 << 20) + 64) == FT_ERR_BOUNDS);
+  CHECK(s.command(FT_CMD_MEASURE, UINT64_MAX, 64) == FT_ERR_BOUNDS);
+  CHECK(s.command(FT_CMD_MEASURE, 64, UINT64_MAX) == FT_ERR_BOUNDS);
+  CHECK(s.command(FT_CMD_STOP) == FT_OK);
+  int status = worker.wait_exit();
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, status);
+  CHECK(s.ring.header().worker_state == FT_WORKER_STOPPED);
+}
+
+// Killed at random moments of a job; the next worker must finish the same job with the right result.
+void killed_workers_resume() {
+  Server s(50'000, 2, 256, 192);
+  int in_the_middle = 0;
+  for (int round = 0; round < 30; round++) {
+    Worker first(s.ring, {"--isa", "scalar"});
+    if (round % 3) first.wait_ready();
+    uint64_t progress = s.ring.header().progress;
+    s.ring_job(64);
+    pause_us(s.random() % 20'000);
+    first.kill_now();
+    in_the_middle += s.ring.block(s.seq).done < s.seq && s.ring.header().progress > progress;
+    Worker second(s.ring);
+    CHECK(s.wait() == 0, "job ", s.seq, " lost");
+    s.check_results("resumed");
+  }
+  printf("killed %d of 30 workers in the middle of a job\n", in_the_middle);
+  CHECK(in_the_middle > 0, "no round killed a worker in the middle of its job");
+}
+
+// A stopped (hanging) worker: the wait times out, abort ends it, progress stands still.
+void stalled_workers_are_noticed() {
+  Server s;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  kill(worker.pid, SIGSTOP);
+  s.ring_job(8);
+  uint64_t progress = s.ring.header().progress, start = ft::now_ns();
+  CHECK(s.wait(0, 50 * kMs) == 1);
+  CHECK(ft::now_ns() - start >= 50 * kMs && s.ring.header().progress == progress);
+  std::thread aborter([&] {
+    pause_us(100'000);
+    ft_client_abort(s.ring.memory.ring, 1);
+  });
+  CHECK(s.wait() == 2);
+  CHECK(ft::now_ns() - start < 5'000 * kMs);
+  aborter.join();
+  ft_client_abort(s.ring.memory.ring, 0);
+  kill(worker.pid, SIGCONT);
+  CHECK(s.wait() == 0);
+  s.check_results("after a stall");
+}
+
+bool gone(pid_t pid) {
+  for (int i = 0; i < 400; i++) {
+    if (kill(pid, 0) != 0) return true;
+    pause_us(10'000);
+  }
+  return false;
+}
+
+// A middle process starts the worker and dies; the worker must go too, awake or asleep.
+void workers_die_with_their_parent() {
+  for (uint64_t spin_ns : {0ull, 10'000'000'000ull}) {
+    Server s(spin_ns);
+    pid_t parent = fork();
+    if (parent == 0) {
+      Worker::spawn(s.ring, {}, -1);
+      pause();
+      _exit(0);
+    }
+    while (ft::shared(s.ring.header().worker_state).load() != FT_WORKER_READY) pause_us(1000);
+    pid_t worker = pid_t(s.ring.header().worker_pid);
+    CHECK(kill(worker, 0) == 0);
+    kill(parent, SIGKILL);
+    waitpid(parent, nullptr, 0);
+    CHECK(gone(worker), "the worker outlives its parent; spin_ns ", spin_ns);
+  }
+}
+
+uint64_t cpu_time_ns(pid_t pid) {
+  clockid_t clock;
+  clock_getcpuclockid(pid, &clock);
+  timespec t;
+  clock_gettime(clock, &t);
+  return uint64_t(t.tv_sec) * ft::kSecond + uint64_t(t.tv_nsec);
+}
+
+void idle_workers_sleep() {
+  Server s(200'000);
+  Worker worker(s.ring);
+  worker.wait_ready();
+  s.ring_job(8);
+  CHECK(s.wait() == 0);
+  pause_us(300'000);
+  CHECK(s.ring.header().worker_asleep == 1);
+  uint64_t before = cpu_time_ns(worker.pid);
+  pause_us(1'500'000);
+  uint64_t burnt = cpu_time_ns(worker.pid) - before;
+  CHECK(burnt < 10 * kMs, "an idle worker burnt ", burnt, " ns in 1.5 s");
+  uint64_t wakeups = s.ring.header().stats.wakeups;
+  ft_client_wake(s.ring.memory.ring);
+  pause_us(100'000);
+  CHECK(s.ring.header().stats.wakeups == wakeups + 1, s.ring.header().stats.wakeups);
+}
+
+// Thousands of jobs with pauses around the moment at which the worker falls asleep. A lost wake-up would show
+// as a wait of up to FT_SLEEP_MAX_MS.
+void no_wake_up_is_lost() {
+  Server s(20'000);
+  Worker worker(s.ring);
+  worker.wait_ready();
+  uint64_t slow = 0, start = ft::now_ns();
+  for (int i = 0; i < 6000; i++) {
+    if (s.random() % 4) pause_us(s.random() % 60);
+    uint64_t begin = ft::now_ns();
+    s.ring_job(1);
+    CHECK(s.wait(s.random() % 2 ? 0 : 30'000) == 0);
+    slow += ft::now_ns() - begin > 700 * kMs;
+    if (i % 50 == 0) s.check_results("stress");
+  }
+  CHECK(slow == 0, slow, " jobs waited for the worker's own alarm");
+  const ft_stats& stats = s.ring.header().stats;
+  CHECK(stats.jobs == 6000 && stats.sleeps > 100, stats.sleeps);
+  printf("stress: 6000 jobs, %llu sleeps, %.1f s\n", static_cast<unsigned long long>(stats.sleeps),
+         double(ft::now_ns() - start) / 1e9);
+}
+
+// Starts a worker that must refuse; returns what it wrote to stderr.
+std::string refusal(TestRing& ring, const std::vector<std::string>& extra) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC)) abort();
+  Worker worker(ring, extra, ends[1]);
+  close(ends[1]);
+  int status = worker.wait_exit();
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 2, "status ", status);
+  char buffer[1024];
+  ssize_t n = read(ends[0], buffer, sizeof(buffer));
+  close(ends[0]);
+  return std::string(buffer, n > 0 ? size_t(n) : 0);
+}
+
+void rings_that_cannot_be_served_are_refused() {
+  auto refuse = [](const char* word, const std::function<void(ft_ring_header&)>& spoil) {
+    Server s;
+    spoil(s.ring.header());
+    std::string said = refusal(s.ring, {});
+    CHECK(said.find(word) != std::string::npos, "said: ", said);
+    CHECK(s.ring.header().worker_state == (s.ring.header().magic == FT_RING_MAGIC ? FT_WORKER_REFUSED : 0));
+  };
+  refuse("not a ring", [](ft_ring_header& h) { h.magic = 1; });
+  refuse("version 9", [](ft_ring_header& h) { h.version = 9; });
+  refuse("pool file is shorter", [](ft_ring_header& h) { h.pool_bytes *= 2; });
+  refuse("ring file is shorter", [](ft_ring_header& h) { h.ring_bytes += 1; });
+  refuse("blocks", [](ft_ring_header& h) { h.num_blocks = 0; });
+  refuse("blocks", [](ft_ring_header& h) { h.num_blocks = UINT32_MAX; });
+  refuse("blocks", [](ft_ring_header& h) { h.blocks_offset = UINT64_MAX / 64 * 64; });
+  refuse("layers", [](ft_ring_header& h) { h.num_layers = FT_MAX_LAYERS + 1; });
+  refuse("weights", [](ft_ring_header& h) { h.max_rows = 1 << 20; });
+  refuse("results", [](ft_ring_header& h) { h.results_offset = 0; });
+  refuse("end of a block", [](ft_ring_header& h) { h.block_stride = 64; });
+  Server s;
+  CHECK(refusal(s.ring, {"--isa", "mmx"}).find("--isa mmx") != std::string::npos);
+  CHECK(refusal(s.ring, {"--pool-fd", "999"}).find("999") != std::string::npos);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return fprintf(stderr, "usage: protocol_test PATH_OF_CPU_WORKER [TEST]\n"), 2;
+  worker_path = argv[1];
+  struct {
+    const char* name;
+    void (*run)();
+  } tests[] = {{"jobs_run_and_are_counted", jobs_run_and_are_counted},
+               {"jobs_may_be_rung_ahead", jobs_may_be_rung_ahead},
+               {"bad_jobs_end_with_a_status", bad_jobs_end_with_a_status},
+               {"bad_layers_are_refused", bad_layers_are_refused},
+               {"commands_answer", commands_answer},
+               {"killed_workers_resume", killed_workers_resume},
+               {"stalled_workers_are_noticed", stalled_workers_are_noticed},
+               {"workers_die_with_their_parent", workers_die_with_their_parent},
+               {"idle_workers_sleep", idle_workers_sleep},
+               {"no_wake_up_is_lost", no_wake_up_is_lost},
+               {"rings_that_cannot_be_served_are_refused", rings_that_cannot_be_served_are_refused}};
+  size_t cases = 0;
+  for (auto& test : tests) {
+    if (argc > 2 && std::string(argv[2]) != test.name) continue;
+    printf("%s\n", test.name);
+    fflush(stdout);
+    test.run();
+    cases++;
+  }
+  return report("protocol", cases);
+}
