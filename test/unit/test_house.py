@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "sglang_ft"
 
 # What a user touches may use everything; engine/ may use everything below; below nobody looks up.
-TOP = {"launch_server", "cli", "api"}
+TOP = {"launch_server", "cli"}
 ENGINE = {"engine"}
 TEXT_FILES = (
     "*.py",
