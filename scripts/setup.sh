@@ -48,7 +48,7 @@ install_locked() {
   local uv
   uv=$(grep -o '^uv==[0-9.]*' requirements-dev.lock)
   if "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$uv"; then
-    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" -r requirements.lock -r requirements-dev.lock
+    "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$venv/bin/python" -r requirements.lock -r requirements-dev.lock
   else
     "$venv/bin/python" -m pip install --disable-pip-version-check -r requirements.lock -r requirements-dev.lock
   fi
