@@ -27,7 +27,7 @@ constexpr uint32_t kPackedPadding = 32;
 // Floats of per-thread scratch that gate_up may use.
 constexpr uint32_t kScratchFloats = 16384;
 // Most features of one gate_up piece.
-constexpr uint32_t kMaxBand = 512;
+constexpr uint32_t kMaxBand = 128;
 // Pieces begin at multiples of this many features.
 constexpr uint32_t kBandStep = 16;
 

@@ -7,8 +7,9 @@
 //   Element                         type of packed rows and packed h
 //   Row                             a weight row: Row(matrix, out), load(k) -> Weights, load_partial(k, n)
 //   kStep                           elements consumed by one multiply_add
-//   kOuts, kRows, kSingleOuts       register block: weight rows x token rows; weight rows for one token row
-//   zero, load_rows, multiply_add, sum
+//   kRows, kOuts                    register block: token rows x weight rows
+//   kWideRows, kWideOuts            the same for at most kWideRows token rows
+//   zero, load_rows, multiply_add, sum, sum4
 //
 // Each output element has one vector accumulator that runs over k from the start to the end of the row,
 // whatever the register block: the same bits for one row and for many.
@@ -42,7 +43,8 @@ struct FloatDot {
   using Weights = typename V::Reg;
   using Acc = typename V::Reg;
   static constexpr uint32_t kStep = V::kWidth;
-  static constexpr int kOuts = V::kOuts, kRows = V::kRows, kSingleOuts = V::kSingleOuts;
+  static constexpr uint32_t kRows = V::kRows, kWideRows = V::kWideRows;
+  static constexpr int kOuts = V::kOuts, kWideOuts = V::kWideOuts;
 
   static FT_INLINE Acc zero() { return V::zero(); }
   static FT_INLINE typename V::Reg load_rows(const float* p) { return V::load(p); }
@@ -50,6 +52,7 @@ struct FloatDot {
     return V::multiply_add(w, x, acc);
   }
   static FT_INLINE float sum(Acc acc) { return V::sum(acc); }
+  static FT_INLINE void sum4(const Acc* acc, float* to) { V::sum4(acc, to); }
 };
 
 // Which weight rows: feature i is row first + i * step.
@@ -58,53 +61,77 @@ struct RowSlice {
   uint32_t step;
 };
 
-// c[r * c_stride + o] = weight row o . token row r, for OUTS x ROWS elements.
-template <class Dot, int OUTS, int ROWS>
-FT_INLINE void dot_block(const Matrix& m, RowSlice slice, const typename Dot::Element* x, size_t x_stride,
-                         float* c, size_t c_stride) {
+// c[r * c_stride + o] = weight row o . token row r, for OUTS x ROWS elements. PREFETCH: asks for the next OUTS
+// weight rows meanwhile, because the hardware prefetcher starts anew at every page.
+template <class Dot, int OUTS, int ROWS, bool PREFETCH>
+__attribute__((noinline)) void dot_block(const Matrix& m, RowSlice slice, const typename Dot::Element* x,
+                                         size_t x_stride, float* c, size_t c_stride) {
   using Row = typename Dot::Row;
   auto row = [&](int o) FT_LAMBDA { return Row(m, slice.first + uint32_t(o) * slice.step); };
-  typename Dot::Acc acc[OUTS][ROWS];
-  for (int o = 0; o < OUTS; o++)
-    for (int r = 0; r < ROWS; r++) acc[o][r] = Dot::zero();
+  typename Dot::Acc acc[ROWS][OUTS];
+  for (int r = 0; r < ROWS; r++)
+    for (int o = 0; o < OUTS; o++) acc[r][o] = Dot::zero();
   auto step = [&](uint32_t k, auto load) FT_LAMBDA {
     typename Dot::Weights w[OUTS];
     for (int o = 0; o < OUTS; o++) w[o] = load(row(o), k);
     for (int r = 0; r < ROWS; r++) {
       auto xs = Dot::load_rows(x + r * x_stride + k);
-      for (int o = 0; o < OUTS; o++) acc[o][r] = Dot::multiply_add(w[o], xs, acc[o][r]);
+      for (int o = 0; o < OUTS; o++) acc[r][o] = Dot::multiply_add(w[o], xs, acc[r][o]);
     }
   };
   uint32_t k = 0;
-  for (; k + Dot::kStep <= m.ins; k += Dot::kStep)
+  for (; k + Dot::kStep <= m.ins; k += Dot::kStep) {
+    if constexpr (PREFETCH)
+      for (int o = 0; o < OUTS; o++) row(OUTS + o).prefetch(k);
     step(k, [](Row w, uint32_t k) FT_LAMBDA { return w.load(k); });
+  }
   if (k < m.ins) step(k, [n = m.ins - k](Row w, uint32_t k) FT_LAMBDA { return w.load_partial(k, n); });
-  for (int o = 0; o < OUTS; o++)
-    for (int r = 0; r < ROWS; r++) c[r * c_stride + o] = Dot::sum(acc[o][r]);
+  for (int r = 0; r < ROWS; r++) {
+    for (int o = 0; o + 4 <= OUTS; o += 4) Dot::sum4(acc[r] + o, c + r * c_stride + o);
+    for (int o = OUTS / 4 * 4; o < OUTS; o++) c[r * c_stride + o] = Dot::sum(acc[r][o]);
+  }
 }
 
-// Features [0, n) of the slice for ROWS token rows.
-template <class Dot, int OUTS, int ROWS>
+// dot_block for 1 .. ROWS token rows, known at run time.
+template <class Dot, int OUTS, uint32_t ROWS, bool PREFETCH>
+FT_INLINE void dot_few(const Matrix& m, RowSlice slice, const typename Dot::Element* x, size_t x_stride,
+                       uint32_t rows, float* c, size_t c_stride) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return dot_few<Dot, OUTS, ROWS - 1, PREFETCH>(m, slice, x, x_stride, rows, c, c_stride);
+  dot_block<Dot, OUTS, ROWS, PREFETCH>(m, slice, x, x_stride, c, c_stride);
+}
+
+// OUTS weight rows times any number of token rows; the first of these fetch the next panel for all.
+template <class Dot, int OUTS, uint32_t ROWS>
+FT_INLINE void dot_panel(const Matrix& m, RowSlice slice, bool prefetch, const typename Dot::Element* x,
+                         size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
+  for (uint32_t r = 0; r < rows; r += ROWS) {
+    uint32_t count = smaller(ROWS, rows - r);
+    if (prefetch && r == 0)
+      dot_few<Dot, OUTS, ROWS, true>(m, slice, x, x_stride, count, c, c_stride);
+    else
+      dot_few<Dot, OUTS, ROWS, false>(m, slice, x + r * x_stride, x_stride, count, c + r * c_stride, c_stride);
+  }
+}
+
+// Features [0, n) of the slice.
+template <class Dot, int OUTS, uint32_t ROWS>
 inline void dot_band(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
-                     size_t x_stride, float* c, size_t c_stride) {
+                     size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
+  auto at = [&](uint32_t o) FT_LAMBDA { return RowSlice{slice.first + o * slice.step, slice.step}; };
   uint32_t o = 0;
   for (; o + OUTS <= n; o += OUTS)
-    dot_block<Dot, OUTS, ROWS>(m, {slice.first + o * slice.step, slice.step}, x, x_stride, c + o, c_stride);
-  for (; o < n; o++)
-    dot_block<Dot, 1, ROWS>(m, {slice.first + o * slice.step, slice.step}, x, x_stride, c + o, c_stride);
+    dot_panel<Dot, OUTS, ROWS>(m, at(o), o + 2 * OUTS <= n, x, x_stride, rows, c + o, c_stride);
+  for (; o < n; o++) dot_panel<Dot, 1, ROWS>(m, at(o), false, x, x_stride, rows, c + o, c_stride);
 }
 
-// The same for 1 .. Dot::kRows token rows, known at run time.
-template <class Dot, int ROWS = Dot::kRows>
-FT_INLINE void dot_rows(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
+template <class Dot>
+FT_INLINE void dot_tile(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
                         size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
-  if constexpr (ROWS == 1) {
-    dot_band<Dot, Dot::kSingleOuts, 1>(m, slice, n, x, x_stride, c, c_stride);
-  } else if (rows == ROWS) {
-    dot_band<Dot, Dot::kOuts, ROWS>(m, slice, n, x, x_stride, c, c_stride);
-  } else {
-    dot_rows<Dot, ROWS - 1>(m, slice, n, x, x_stride, rows, c, c_stride);
-  }
+  if (rows <= Dot::kWideRows)
+    dot_band<Dot, Dot::kWideOuts, Dot::kWideRows>(m, slice, n, x, x_stride, rows, c, c_stride);
+  else
+    dot_band<Dot, Dot::kOuts, Dot::kRows>(m, slice, n, x, x_stride, rows, c, c_stride);
 }
 
 template <class Element>
@@ -152,10 +179,10 @@ struct RowKernels {
     size_t h_stride = round_up(a.weights.ins, kPackedPadding);
     size_t outs = a.weights.outs;
     uint32_t n = a.end - a.begin;
-    for (uint32_t r = 0; r < a.rows; r += Dot::kRows) {
-      uint32_t rows = smaller(Dot::kRows, a.rows - r);
+    for (uint32_t r = 0; r < a.rows; r += kBlockRows) {
+      uint32_t rows = smaller(kBlockRows, a.rows - r);
       float* c = a.partial + r * outs + a.begin;
-      dot_rows<Dot>(a.weights, {a.begin, 1}, n, h + r * h_stride, h_stride, rows, c, outs);
+      dot_tile<Dot>(a.weights, {a.begin, 1}, n, h + r * h_stride, h_stride, rows, c, outs);
       if (!a.weights.bias) continue;
       for (uint32_t i = 0; i < rows; i++) add_bias(c + i * outs, a.weights.bias, a.begin, 1, n);
     }
@@ -164,7 +191,11 @@ struct RowKernels {
   static constexpr KernelSet set(const char* name) { return {name, 1, sizeof(Element), pack, gate_up, down}; }
 
  private:
-  // gate and up of the band for at most kRows rows into scratch, then h.
+  // Token rows that stay in the L2 cache while a band of weights passes by.
+  static constexpr uint32_t kBlockRows = 48;
+  static_assert(2 * kBlockRows * kMaxBand <= kScratchFloats);
+
+  // gate and up of the band for at most kBlockRows rows into scratch, then h.
   static void gate_up_rows(const GateUpArgs& a, const Element* x, size_t x_stride, uint32_t rows, Element* h,
                            size_t h_stride) {
     const Matrix& m = a.weights;
@@ -172,9 +203,9 @@ struct RowKernels {
     uint32_t n = a.end - a.begin, step = gated && a.activation.interleaved ? 2 : 1;
     RowSlice gate_rows{a.begin * step, step};
     RowSlice up_rows{step == 2 ? gate_rows.first + 1 : a.intermediate + a.begin, step};
-    float *gate = a.scratch, *up = a.scratch + size_t(Dot::kRows) * n;
-    dot_rows<Dot>(m, gate_rows, n, x, x_stride, rows, gate, n);
-    if (gated) dot_rows<Dot>(m, up_rows, n, x, x_stride, rows, up, n);
+    float *gate = a.scratch, *up = a.scratch + size_t(kBlockRows) * n;
+    dot_tile<Dot>(m, gate_rows, n, x, x_stride, rows, gate, n);
+    if (gated) dot_tile<Dot>(m, up_rows, n, x, x_stride, rows, up, n);
     for (uint32_t r = 0; r < rows; r++) {
       if (m.bias) add_bias(gate + r * n, m.bias, gate_rows.first, step, n);
       if (m.bias && gated) add_bias(up + r * n, m.bias, up_rows.first, step, n);

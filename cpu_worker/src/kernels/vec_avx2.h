@@ -11,8 +11,8 @@ namespace ft::FT_TARGET {
 
 struct Avx2Vector {
   static constexpr uint32_t kWidth = 8;
-  static constexpr int kSingleOuts = 8;  // weight rows streamed together for one token row
-  static constexpr int kOuts = 3, kRows = 4;
+  static constexpr uint32_t kRows = 3, kWideRows = 1;
+  static constexpr int kOuts = 4, kWideOuts = 8;
 
   using Reg = __m256;
 
@@ -30,10 +30,23 @@ struct Avx2Vector {
 
   static FT_INLINE Reg multiply_add(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
 
+  // sum and sum4 add in the same order: element 0 + 2 and 1 + 3 of each lane, these two, the lanes.
   static FT_INLINE float sum(Reg r) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(r), _mm256_extractf128_ps(r, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+    r = _mm256_add_ps(r, _mm256_shuffle_ps(r, r, 0x4e));
+    r = _mm256_add_ps(r, _mm256_shuffle_ps(r, r, 0xb1));
+    return _mm_cvtss_f32(add_lanes(r));
+  }
+
+  static FT_INLINE void sum4(const Reg* r, float* to) {
+    Reg ab = _mm256_add_ps(_mm256_unpacklo_ps(r[0], r[1]), _mm256_unpackhi_ps(r[0], r[1]));
+    Reg cd = _mm256_add_ps(_mm256_unpacklo_ps(r[2], r[3]), _mm256_unpackhi_ps(r[2], r[3]));
+    Reg low = _mm256_shuffle_ps(ab, cd, 0x44), high = _mm256_shuffle_ps(ab, cd, 0xee);
+    _mm_storeu_ps(to, add_lanes(_mm256_add_ps(low, high)));
+  }
+
+ private:
+  static FT_INLINE __m128 add_lanes(Reg r) {
+    return _mm_add_ps(_mm256_castps256_ps128(r), _mm256_extractf128_ps(r, 1));
   }
 };
 

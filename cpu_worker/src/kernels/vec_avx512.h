@@ -9,10 +9,30 @@
 
 namespace ft::FT_TARGET {
 
+// The four 128-bit lanes of r added together.
+FT_INLINE __m128 add_lanes(__m512 r) {
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(r), _mm512_extractf32x8_ps(r, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+// sum_lanes and sum_lanes4 add in the same order: element 0 + 2 and 1 + 3 of each lane, these two, the lanes.
+FT_INLINE float sum_lanes(__m512 r) {
+  r = _mm512_add_ps(r, _mm512_shuffle_ps(r, r, 0x4e));
+  r = _mm512_add_ps(r, _mm512_shuffle_ps(r, r, 0xb1));
+  return _mm_cvtss_f32(add_lanes(r));
+}
+
+FT_INLINE void sum_lanes4(const __m512* r, float* to) {
+  __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
+  __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
+  __m512 low = _mm512_shuffle_ps(ab, cd, 0x44), high = _mm512_shuffle_ps(ab, cd, 0xee);
+  _mm_storeu_ps(to, add_lanes(_mm512_add_ps(low, high)));
+}
+
 struct Avx512Vector {
   static constexpr uint32_t kWidth = 16;
-  static constexpr int kSingleOuts = 8;  // weight rows streamed together for one token row
-  static constexpr int kOuts = 4, kRows = 6;
+  static constexpr uint32_t kRows = 6, kWideRows = 2;
+  static constexpr int kOuts = 4, kWideOuts = 8;
 
   using Reg = __m512;
 
@@ -29,7 +49,8 @@ struct Avx512Vector {
   }
 
   static FT_INLINE Reg multiply_add(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
-  static FT_INLINE float sum(Reg r) { return _mm512_reduce_add_ps(r); }
+  static FT_INLINE float sum(Reg r) { return sum_lanes(r); }
+  static FT_INLINE void sum4(const Reg* r, float* to) { sum_lanes4(r, to); }
 };
 
 using Vector = Avx512Vector;

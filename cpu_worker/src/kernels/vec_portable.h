@@ -9,8 +9,8 @@ namespace ft::FT_TARGET {
 
 struct PortableVector {
   static constexpr uint32_t kWidth = 8;
-  static constexpr int kSingleOuts = 2;  // weight rows streamed together for one token row
-  static constexpr int kOuts = 2, kRows = 2;
+  static constexpr uint32_t kRows = 2, kWideRows = 1;
+  static constexpr int kOuts = 2, kWideOuts = 2;
 
   struct Reg {
     float lane[kWidth];
@@ -45,6 +45,10 @@ struct PortableVector {
     float a = (r.lane[0] + r.lane[4]) + (r.lane[2] + r.lane[6]);
     float b = (r.lane[1] + r.lane[5]) + (r.lane[3] + r.lane[7]);
     return a + b;
+  }
+
+  static FT_INLINE void sum4(const Reg* r, float* to) {
+    for (int i = 0; i < 4; i++) to[i] = sum(r[i]);
   }
 };
 
