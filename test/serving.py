@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-START_S = 240
+START_S = 600
 REPOSITORY = Path(__file__).parents[1]
 DEMO = REPOSITORY / "demo" / "model"
 

@@ -106,6 +106,8 @@ def _check(config: FtConfig, args: Any) -> EarlyServer:
 
 def _experts_dtype(summary: ModelSummary, dtype: str) -> str:
     """The dtype in which SGLang will hold the weights, from its --dtype."""
+    if dtype == "auto" and summary.dtype == "float32":  # SGLang's rule
+        return "bfloat16" if "Gemma" in summary.architecture else "float16"
     names = {"auto": summary.dtype, "half": "float16", "float": "float32"}
     return names.get(dtype, dtype)
 
