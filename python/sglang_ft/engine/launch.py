@@ -115,6 +115,9 @@ def _experts_dtype(summary: ModelSummary, dtype: str) -> str:
 def _server_args(argv: Sequence[str]) -> Any:
     from sglang.srt.server_args import prepare_server_args
 
+    from sglang_ft.engine import cpu_platform, install
+
+    install.install(h for h in cpu_platform.hooks() if h.target.startswith("sglang.srt.server_args."))
     return prepare_server_args([*_DEFAULTS, *argv])
 
 
