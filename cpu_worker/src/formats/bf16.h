@@ -50,5 +50,24 @@ struct Bf16Format::Row {
 
 #ifdef __AVX512BF16__
 #include "bf16_dot.h"
+#ifdef __AMX_BF16__
+#include "bf16_amx.h"
 #endif
+
+namespace ft::FT_TARGET {
+
+template <>
+struct NativeKernels<Bf16Format> {
+  static KernelChoice choose(uint32_t row_dtype, [[maybe_unused]] uint32_t hidden,
+                             [[maybe_unused]] uint32_t intermediate) {
+    if (row_dtype != FT_DTYPE_BF16) return {nullptr, nullptr, UINT32_MAX};
+#ifdef __AMX_BF16__
+    if (tiles_fit(hidden, intermediate)) return {&kBf16DotKernels, &kAmxKernels, kAmxRows};
+#endif
+    return {&kBf16DotKernels, nullptr, UINT32_MAX};
+  }
+};
+
+}  // namespace ft::FT_TARGET
+#endif  // __AVX512BF16__
 #endif  // FT_TARGET

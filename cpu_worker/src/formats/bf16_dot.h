@@ -41,12 +41,4 @@ struct Bf16Dot {
 
 inline constexpr KernelSet kBf16DotKernels = RowKernels<Bf16Dot>::set("bf16_dot");
 
-template <>
-struct NativeKernels<Bf16Format> {
-  static KernelChoice choose(uint32_t row_dtype, uint32_t, uint32_t) {
-    if (row_dtype != FT_DTYPE_BF16) return {nullptr, nullptr, UINT32_MAX};
-    return {&kBf16DotKernels, nullptr, UINT32_MAX};
-  }
-};
-
 }  // namespace ft::FT_TARGET

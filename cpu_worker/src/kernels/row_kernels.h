@@ -61,8 +61,8 @@ struct RowSlice {
   uint32_t step;
 };
 
-// c[r * c_stride + o] = weight row o . token row r, for OUTS x ROWS elements. PREFETCH: asks for the next OUTS
-// weight rows meanwhile, because the hardware prefetcher starts anew at every page.
+// c[r * c_stride + o] = weight row o . token row r, for OUTS x ROWS elements. PREFETCH: asks for the next
+// OUTS weight rows meanwhile, because the hardware prefetcher starts anew at every page.
 template <class Dot, int OUTS, int ROWS, bool PREFETCH>
 __attribute__((noinline)) void dot_block(const Matrix& m, RowSlice slice, const typename Dot::Element* x,
                                          size_t x_stride, float* c, size_t c_stride) {
@@ -101,28 +101,28 @@ FT_INLINE void dot_few(const Matrix& m, RowSlice slice, const typename Dot::Elem
   dot_block<Dot, OUTS, ROWS, PREFETCH>(m, slice, x, x_stride, c, c_stride);
 }
 
-// OUTS weight rows times any number of token rows; the first of these fetch the next panel for all.
-template <class Dot, int OUTS, uint32_t ROWS>
-FT_INLINE void dot_panel(const Matrix& m, RowSlice slice, bool prefetch, const typename Dot::Element* x,
-                         size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
-  for (uint32_t r = 0; r < rows; r += ROWS) {
-    uint32_t count = smaller(ROWS, rows - r);
-    if (prefetch && r == 0)
-      dot_few<Dot, OUTS, ROWS, true>(m, slice, x, x_stride, count, c, c_stride);
-    else
-      dot_few<Dot, OUTS, ROWS, false>(m, slice, x + r * x_stride, x_stride, count, c + r * c_stride, c_stride);
-  }
-}
-
-// Features [0, n) of the slice.
-template <class Dot, int OUTS, uint32_t ROWS>
-inline void dot_band(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
-                     size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
+// Features [0, n) of the slice for at most ROWS token rows. PREFETCH as in dot_block.
+template <class Dot, int OUTS, uint32_t ROWS, bool PREFETCH>
+inline void dot_group(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
+                      size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
   auto at = [&](uint32_t o) FT_LAMBDA { return RowSlice{slice.first + o * slice.step, slice.step}; };
   uint32_t o = 0;
+  for (; PREFETCH && o + 2 * OUTS <= n; o += OUTS)
+    dot_few<Dot, OUTS, ROWS, true>(m, at(o), x, x_stride, rows, c + o, c_stride);
   for (; o + OUTS <= n; o += OUTS)
-    dot_panel<Dot, OUTS, ROWS>(m, at(o), o + 2 * OUTS <= n, x, x_stride, rows, c + o, c_stride);
-  for (; o < n; o++) dot_panel<Dot, 1, ROWS>(m, at(o), false, x, x_stride, rows, c + o, c_stride);
+    dot_few<Dot, OUTS, ROWS, false>(m, at(o), x, x_stride, rows, c + o, c_stride);
+  for (; o < n; o++) dot_few<Dot, 1, ROWS, false>(m, at(o), x, x_stride, rows, c + o, c_stride);
+}
+
+// The same for any number of token rows. A group of these stays in the L1 cache while the band passes by;
+// the first group brings the band from memory into the L2 cache.
+template <class Dot, int OUTS, uint32_t ROWS>
+FT_INLINE void dot_band(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
+                        size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
+  dot_group<Dot, OUTS, ROWS, true>(m, slice, n, x, x_stride, smaller(ROWS, rows), c, c_stride);
+  for (uint32_t r = ROWS; r < rows; r += ROWS)
+    dot_group<Dot, OUTS, ROWS, false>(m, slice, n, x + r * x_stride, x_stride, smaller(ROWS, rows - r),
+                                      c + r * c_stride, c_stride);
 }
 
 template <class Dot>
