@@ -6,17 +6,20 @@
 namespace ft {
 namespace {
 
-// Pieces below this are not worth a claim; pieces above it leave too few to balance.
-constexpr uint64_t kMinTileBytes = 48 << 10, kMaxTileBytes = 256 << 10;
+// Weight bytes of one tile: below the least a claim is not worth it, above the most too few tiles are left to
+// balance. With many rows a tile computes longer than it reads, so wider bands read its rows less often.
+constexpr uint64_t kMinTileBytes = 48 << 10, kMaxTileBytes = 256 << 10, kMaxTileBytesOfManyRows = 1 << 20;
+constexpr uint32_t kManyRows = 64;
 constexpr uint32_t kTilesPerThread = 24;
 constexpr uint32_t kMaxTileRows = 128, kPackTileRows = 32;  // multiples of every KernelSet::row_group
 
 uint64_t round_up(uint64_t n, uint64_t step) { return (n + step - 1) / step * step; }
 
-// Features of one tile: the phase's weights over threads and tiles per thread, in steps of kBandStep.
-uint32_t band_features(uint64_t phase_bytes, uint64_t feature_bytes, uint32_t threads) {
-  uint64_t target = std::clamp(phase_bytes / (threads * kTilesPerThread), kMinTileBytes, kMaxTileBytes);
-  uint64_t band = std::max<uint64_t>(target / feature_bytes / kBandStep, 1) * kBandStep;
+// Features of one tile, in steps of kBandStep. `total` bytes are spread over threads and tiles per thread.
+uint32_t band_features(uint64_t total, uint64_t feature_bytes, uint32_t threads, uint64_t most) {
+  uint64_t target = std::clamp(total / (threads * kTilesPerThread), kMinTileBytes, most);
+  uint64_t band =
+      std::max<uint64_t>(target / std::max<uint64_t>(feature_bytes, 1) / kBandStep, 1) * kBandStep;
   return uint32_t(std::min<uint64_t>(band, kMaxBand));
 }
 
@@ -124,13 +127,17 @@ const std::vector<Tile>& JobPlan::down_tiles(const Layer& layer, const Group& gr
 const std::vector<Tile>& JobPlan::cut(const Group& group, uint32_t features, uint64_t feature_bytes,
                                       uint32_t threads) {
   tiles_.clear();
-  uint64_t phase_bytes = uint64_t(group.end_run - group.first_run) * features * feature_bytes;
-  uint32_t band = band_features(phase_bytes, std::max<uint64_t>(feature_bytes, 1), threads);
+  uint64_t total = 0;
   for (uint32_t i = group.first_run; i < group.end_run; i++)
-    for (uint32_t begin = 0; begin < features; begin += band)
-      for (uint32_t row = 0; row < runs[i].rows; row += kMaxTileRows)
+    total += (runs[i].rows + kMaxTileRows - 1) / kMaxTileRows * features * feature_bytes;
+  for (uint32_t i = group.first_run; i < group.end_run; i++) {
+    uint64_t most = runs[i].rows >= kManyRows ? kMaxTileBytesOfManyRows : kMaxTileBytes;
+    uint32_t band = band_features(total, feature_bytes, threads, most);
+    for (uint32_t row = 0; row < runs[i].rows; row += kMaxTileRows)
+      for (uint32_t begin = 0; begin < features; begin += band)
         tiles_.push_back(
             {i, row, std::min(kMaxTileRows, runs[i].rows - row), begin, std::min(begin + band, features)});
+  }
   return tiles_;
 }
 
