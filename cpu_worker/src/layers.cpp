@@ -31,6 +31,8 @@ bool is_down(uint32_t role) {
          role == FT_ROLE_DOWN_SCALE2;
 }
 
+bool is_bias(uint32_t role) { return role == FT_ROLE_GATE_UP_BIAS || role == FT_ROLE_DOWN_BIAS; }
+
 // Bytes of one expert's role; 0 when this layer has no such role.
 uint64_t role_bytes(const ft_layer& t, const FormatInfo& format, uint32_t role) {
   bool has = t.role[role].stride != 0;
@@ -40,9 +42,10 @@ uint64_t role_bytes(const ft_layer& t, const FormatInfo& format, uint32_t role) 
                        : format.role_bytes(role, gate_up_outs(t), t.hidden);
 }
 
-// All experts of the role lie in the pool, 64-byte aligned at expert 0 and 4-byte aligned at each.
-bool inside_pool(const ft_role_view& view, uint64_t bytes, uint64_t experts, uint64_t pool_bytes) {
-  if (view.offset % FT_CACHE_LINE || view.stride % sizeof(float) || view.stride < bytes) return false;
+// All experts of the role lie in the pool. Kernels load unaligned, so only elements must be aligned.
+bool inside_pool(const ft_role_view& view, uint64_t bytes, uint64_t alignment, uint64_t experts,
+                 uint64_t pool_bytes) {
+  if (view.offset % alignment || view.stride % alignment || view.stride < bytes) return false;
   if (bytes > pool_bytes || view.offset > pool_bytes - bytes) return false;
   return experts == 1 || view.stride <= (pool_bytes - bytes - view.offset) / (experts - 1);
 }
@@ -53,7 +56,8 @@ ft_status check_roles(Layer& layer, const FormatInfo& format, uint64_t pool_byte
     if (bytes == 0) continue;
     const ft_role_view& view = layer.table.role[role];
     if (view.stride == 0) return FT_ERR_FORMAT;
-    if (!inside_pool(view, bytes, layer.table.num_experts, pool_bytes)) return FT_ERR_BOUNDS;
+    uint64_t alignment = is_bias(role) ? alignof(float) : format.alignment;
+    if (!inside_pool(view, bytes, alignment, layer.table.num_experts, pool_bytes)) return FT_ERR_BOUNDS;
     (is_down(role) ? layer.down_bytes : layer.gate_up_bytes) += bytes;
   }
   return FT_OK;

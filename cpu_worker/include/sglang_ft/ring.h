@@ -139,8 +139,9 @@ enum ft_command_kind {
 };
 
 struct ft_role_view {
-  uint64_t offset; /* of expert 0 of this layer, bytes from the start of the pool, multiple of 64 */
-  uint64_t stride; /* bytes from one expert to the next; 0: the layer has no such role */
+  uint64_t offset; /* of expert 0 of this layer, bytes from the start of the pool */
+  uint64_t stride; /* bytes from one expert to the next; 0: the layer has no such role. Both are
+                      multiples of the element size; multiples of 64 are faster. */
 };
 
 /* One MoE layer. Written by the owner before FT_CMD_ATTACH, never changed afterwards. */

@@ -4,6 +4,7 @@
 //
 // 1. struct XFormat, plain C++, for validation and byte counts:
 //      static constexpr uint32_t kId;                                         ft_format
+//      static constexpr uint64_t kAlignment;                                  bytes, of each expert's role
 //      static constexpr uint64_t role_bytes(role, outs, ins);                 bytes of one expert's role, 0:
 //      not used static constexpr bool fits(hidden, intermediate);                      shapes that the format
 //      can hold
@@ -31,6 +32,7 @@ namespace ft {
 struct FormatInfo {
   uint32_t id;
   const char* name;
+  uint64_t alignment;
   uint64_t (*role_bytes)(uint32_t role, uint64_t outs, uint64_t ins);
   bool (*fits)(uint64_t hidden, uint64_t intermediate);
 };

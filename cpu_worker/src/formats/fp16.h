@@ -10,6 +10,7 @@ namespace ft {
 struct Fp16Format {
   static constexpr uint32_t kId = FT_FORMAT_FP16;
   static constexpr const char* kName = "fp16";
+  static constexpr uint64_t kAlignment = 2;
 
   static constexpr uint64_t role_bytes(uint32_t role, uint64_t outs, uint64_t ins) {
     return role == FT_ROLE_GATE_UP || role == FT_ROLE_DOWN ? outs * ins * 2 : 0;

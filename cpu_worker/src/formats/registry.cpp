@@ -4,7 +4,7 @@
 namespace ft {
 namespace {
 
-#define FT_INFO(Format) {Format::kId, Format::kName, Format::role_bytes, Format::fits},
+#define FT_INFO(Format) {Format::kId, Format::kName, Format::kAlignment, Format::role_bytes, Format::fits},
 constexpr FormatInfo kFormats[] = {FT_FOR_EACH_FORMAT(FT_INFO)};
 #undef FT_INFO
 
