@@ -52,6 +52,7 @@ LINEAR_ATTENTION = {
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
     "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "full_attention_interval": 4,
 }
 SHARED_EXPERT = {
     "moe_intermediate_size": 64,
@@ -72,6 +73,7 @@ MLA = {
     "num_experts_per_tok": 4,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
 }
 
 
@@ -170,6 +172,7 @@ def gpt_oss() -> transformers.PreTrainedConfig:
         num_local_experts=16,
         num_experts_per_tok=4,
         sliding_window=16,
+        swiglu_limit=7.0,
         rope_parameters={
             "rope_type": "yarn",
             "rope_theta": 10000.0,
@@ -219,6 +222,16 @@ def deepseek_v3() -> transformers.PreTrainedConfig:
         **COMMON,
         **MLA,
         q_lora_rank=48,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 1024,
+        },
         n_group=4,
         topk_group=2,
         norm_topk_prob=True,
@@ -257,7 +270,10 @@ def write(family: str, folder: str | Path, seed: int = 0, dtype: torch.dtype = t
     network = model.from_config(config, dtype=torch.float32)
     randomize(network, seed)
     network.to(dtype).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    if family == "qwen3_5_moe":
+        make_processor(tokenizer).save_pretrained(folder)
     return folder
 
 
@@ -279,7 +295,10 @@ def randomize(network: torch.nn.Module, seed: int) -> None:
         elif "norm" in name and tensor.dim() == 1:
             # Gemma-style norms multiply by (1 + weight) and start at zero, the others at one.
             normal(tensor, tensor.data.mean().round().item(), 0.1)
-        elif leaf == "e_score_correction_bias" or "bias" in leaf or leaf == "sinks":
+        elif leaf == "sinks":
+            normal(tensor, 0.0, 1.0)
+            tensor.data = tensor.data.bfloat16().float()  # the type that SGLang keeps them in
+        elif "bias" in leaf:
             normal(tensor, 0.0, 0.2)
         elif "lm_head" in name or ".gate.weight" in name or ".router.weight" in name:
             normal(tensor, 0.0, 3.0 / math.sqrt(tensor.shape[-1]))
@@ -302,6 +321,16 @@ def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
         bos_token="<|endoftext|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def make_processor(tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
+    """What turns images into patches; a model with a vision tower is not loaded without it."""
+    return transformers.Qwen3VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(),
+        video_processor=transformers.Qwen3VLVideoProcessor(),
+        tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,
     )
 

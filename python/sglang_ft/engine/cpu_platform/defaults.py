@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from sglang_ft.errors import ConfigError
@@ -56,6 +57,9 @@ def apply(server_args: Any) -> None:
         server_args.moe_runner_backend = SERVER_ARGS["moe_runner_backend"]
     for name, value in FORCED.items():
         setattr(server_args, name, value)
+    # SGLang keeps the inputs of short convolutions in bfloat16 whatever the model computes in.
+    dtype = str(server_args.get_model_config().dtype).removeprefix("torch.")
+    os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", dtype)
 
 
 def refuse(server_args: Any) -> None:

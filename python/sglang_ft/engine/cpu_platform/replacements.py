@@ -181,6 +181,33 @@ def layernorm_fn(
     )
 
 
+def rms_norm_gated(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str = "swish",
+    residual: torch.Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """RMS norm of x [..., D], times silu(g) or sigmoid(g)."""
+    assert residual is None and not prenorm, "no recurrent layer of SGLang's models passes a residual here"
+    return gated.gated_norm(x, weight, bias, g, eps, None, True, False, activation == "sigmoid")
+
+
+def fused_gate_sigmoid_mul_add(
+    hidden_states: torch.Tensor,
+    gate_weight: torch.Tensor,
+    shared_output: torch.Tensor,
+    final_hidden_states: torch.Tensor,
+) -> None:
+    """Adds the shared expert's output [T, D], weighted by sigmoid(hidden_states @ gate_weight), in place."""
+    gate = (hidden_states.float() @ gate_weight.float()).sigmoid().unsqueeze(1)
+    final_hidden_states += (gate * shared_output.float()).to(final_hidden_states.dtype)
+
+
 def fused_sigmoid_mul(attn_output: torch.Tensor, gate: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     """attn_output * sigmoid(gate), [T, H * D] or of the gate's shape."""
     product = (attn_output.float() * gate.reshape(attn_output.shape).float().sigmoid()).to(attn_output.dtype)
@@ -199,6 +226,11 @@ def resolved_attention_backends(original: Callable, server_args: Any) -> tuple[s
     """
     prefill, decode = original(server_args)
     return tuple("triton" if name == ATTENTION_BACKEND else name for name in (prefill, decode))  # type: ignore[return-value]
+
+
+def get_rope_wrapper(original: Callable, *args: Any, device: str | None = None, **kwargs: Any) -> Any:
+    """Rotary embeddings of DeepSeek models: for device "cpu" SGLang knows one kind only, without it all of them."""
+    return original(*args, **kwargs)
 
 
 _OPS = "sglang.kernels.ops."
@@ -263,6 +295,11 @@ HOOKS: list[Hook] = [
         "(x, weight, bias, z=None, eps=1e-06, group_size=None, norm_before_gate=True, is_rms_norm=False, "
         "activation='swish')",
     ),
+    _replace(
+        _FLA + "fused_norm_gate.rms_norm_gated",
+        rms_norm_gated,
+        "(x, g, weight, bias, activation='swish', residual=None, prenorm=False, residual_in_fp32=False, eps=1e-06)",
+    ),
     _replace(_SPLIT + "fused_qkvzba_split_reshape_cat", gated.split_by_head, _SPLIT_SIGNATURE),
     _replace(_SPLIT + "fused_qkvzba_split_reshape_cat_contiguous", gated.split_in_blocks, _SPLIT_SIGNATURE),
     _replace(
@@ -270,12 +307,24 @@ HOOKS: list[Hook] = [
         fused_sigmoid_mul,
         "(attn_output, gate, inplace=False)",
     ),
+    _replace(
+        _OPS + "elementwise.elementwise.fused_gate_sigmoid_mul_add",
+        fused_gate_sigmoid_mul_add,
+        "(hidden_states, gate_weight, shared_output, final_hidden_states)",
+    ),
     _replace("sglang.srt.utils.common.support_triton", support_triton, "(backend)"),
     Hook(
         "sglang.srt.server_args.ServerArgs._resolved_attention_backends",
         HookType.AROUND,
         resolved_attention_backends,
         "(self)",
+    ),
+    Hook(
+        "sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper",
+        HookType.AROUND,
+        get_rope_wrapper,
+        "(head_size, rotary_dim, max_position, base, is_neox_style=True, rope_scaling=None, dtype=None, "
+        "partial_rotary_factor=1.0, device=None)",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes",
