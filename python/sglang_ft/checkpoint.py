@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_ft.errors import CheckpointError
+from sglang_ft.errors import CheckpointError, ConfigError
 from sglang_ft.tensor_files import TensorInfo, read_checkpoint
 
 TOKENIZER_FILES = (
@@ -73,7 +73,9 @@ class ModelSummary:
         return self.pool_bytes + self.other_bytes + self.unused_bytes
 
     def pool_bytes_as(self, dtype: str) -> int:
-        """Size of the pool when the experts are held as `dtype` (bfloat16, float16 or float32)."""
+        """Size of the pool when the experts are held as `dtype`. Raises ConfigError if they cannot be."""
+        if dtype not in DTYPE_BYTES:
+            raise ConfigError(f"--dtype {dtype}: experts are held as one of {', '.join(DTYPE_BYTES)}")
         return self.pool_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[self.dtype]
 
 

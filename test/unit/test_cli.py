@@ -21,7 +21,7 @@ def run(*arguments, **env):
         [sys.executable, "-m", "sglang_ft.cli.main", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, **env},
     )
 

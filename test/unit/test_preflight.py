@@ -71,6 +71,11 @@ def test_memory_of_experts_held_in_another_type(model):
         preflight.check_memory(model, 0, needed - 1, dense_on_host=False, dtype="float32")
 
 
+def test_an_unknown_type_is_refused_by_the_flag_that_names_it(model):
+    with pytest.raises(ConfigError, match="--dtype float12: .* bfloat16, float16, float32"):
+        preflight.check_memory(model, 0, GIB, dense_on_host=False, dtype="float12")
+
+
 def test_available_memory_is_capped_by_the_container(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 64 kB\nMemAvailable: 8388608 kB\n")
