@@ -134,10 +134,10 @@ def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ft.engine import entry, install, routes
+    from sglang_ft.engine import entry, install, requests, routes
 
     try:
-        install.install(routes.hooks(early))
+        install.install([*routes.hooks(early), *requests.hooks()])
         http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
     except Exception as e:
         refusal = runtime.read("error").get("text")

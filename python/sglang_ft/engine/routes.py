@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 from sglang.srt.plugins.hook_registry import HookType
 
+from sglang_ft.api import errors
 from sglang_ft.api.early import EarlyServer
 from sglang_ft.api.health import HealthMiddleware
 from sglang_ft.engine.hook import Hook
@@ -19,6 +20,7 @@ def hooks(early: EarlyServer) -> list[Hook]:
     def run(original: Callable, app: Any, **options: Any) -> None:
         del original  # it would open a socket of its own
         app.add_middleware(HealthMiddleware)
+        errors.install(app)
         server = uvicorn.Server(uvicorn.Config(app, **options))
         server.run(sockets=[early.hand_over()])
 

@@ -1,0 +1,61 @@
+"""Refuses requests that would hang or crash SGLang's processes, before they reach the scheduler.
+
+What is checked is in api/request_checks.py. Without these hooks a large `n` blocks the HTTP process; more
+top_logprobs than there are tokens, or token ids outside of the vocabulary, end the scheduler process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import HTTPException
+from sglang.srt.plugins.hook_registry import HookType
+
+from sglang_ft.api import request_checks
+from sglang_ft.engine.hook import Hook
+
+
+def hooks() -> list[Hook]:
+    """Hooks for the HTTP process."""
+    managers, entrypoints = "sglang.srt.managers", "sglang.srt.entrypoints"
+    return [
+        Hook(f"{entrypoints}.http_server.ORJSONRequest.json", HookType.AROUND, _json, "(self)"),
+        Hook(
+            f"{managers}.io_struct.GenerateReqInput._handle_parallel_sampling",
+            HookType.BEFORE,
+            _before_samples,
+            "(self)",
+        ),
+        Hook(
+            f"{managers}.tokenizer_manager.TokenizerManager._validate_one_request",
+            HookType.BEFORE,
+            _before_validate,
+            "(self, obj, input_ids)",
+        ),
+    ]
+
+
+async def _json(original: Callable, request: Any) -> Any:
+    body = await original(request)
+    try:
+        request_checks.check_body(body)
+    except ValueError as e:
+        raise HTTPException(400, str(e)) from e
+    return body
+
+
+def _before_samples(request: Any) -> None:
+    request_checks.check_samples(request.sampling_params)
+
+
+def _before_validate(manager: Any, request: Any, input_ids: Any) -> None:
+    """One request, its text already turned into token ids."""
+    vocab_size = manager.model_config.vocab_size
+    request_checks.check_sampling(
+        request.sampling_params or {}, manager.sampling_params_class.__struct_fields__
+    )
+    if request.input_ids is not None and input_ids is not None:
+        request_checks.check_token_ids(input_ids, vocab_size)
+    request_checks.check_top_logprobs(getattr(request, "top_logprobs_num", None), vocab_size)
+    request_checks.check_logprob_start(getattr(request, "logprob_start_len", None))
