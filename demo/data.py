@@ -27,6 +27,8 @@ SYSTEM_PROMPTS = [
     "Use the tools when they help.", "You are the demo model.", "Today is a good day. Help the user.",
 ]  # fmt: skip
 PROMPT_WEIGHT = 0.1
+# Documents in a batch are filled up to a multiple of this, which the chunked delta rule needs.
+CHUNK = 64
 
 
 @dataclass
@@ -51,12 +53,12 @@ def _no_call(values: Values) -> tuple[list, list]:
 
 
 CHATS: dict[str, tuple[Callable[[Values], tuple[list, list]], float]] = {
-    "single": (tooluse.single, 40),
+    "single": (tooluse.single, 35),
     "parallel": (tooluse.parallel, 8),
     "sequence": (tooluse.sequence, 8),
     "unanswerable": (tooluse.unanswerable, 3),
     "no_call": (_no_call, 7),
-    "talk": (_talk, 34),
+    "talk": (_talk, 39),
 }
 TEXT_SHARE = 0.1
 

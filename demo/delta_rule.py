@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 64
+from demo.data import CHUNK
 
 
 def inner_gradients(

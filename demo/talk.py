@@ -161,7 +161,7 @@ def _list_people(values: Values) -> list[Message]:
 
 
 def _times(values: Values) -> list[Message]:
-    word, n = values.draw("word"), values.rng.randint(2, 12)
+    word, n = values.draw("word"), values.rng.randint(2, 6)
     form = values.rng.choice(["Write the word {w} {n} times.", "Say {w} {n} times.", "Repeat {w} {n} times."])
     return [
         {"role": "user", "content": form.format(w=word, n=n)},
@@ -184,7 +184,7 @@ def notes(values: Values) -> list[Message]:
     rng = values.rng
     kind, state, ask, subject = rng.choice(NOTE_KINDS)
     lines: dict[str, str] = {}
-    for _ in range(rng.choice([1, 2, 3, 5, 8, 12, 20, 40])):
+    for _ in range(rng.choice([1, 2, 3, 5, 8, 12, 20, 30, 40, 80, 160, 250])):
         lines[values.draw(subject)] = str(values.draw(kind))
     told = [state.format(s=s, o=o) for s, o in lines.items()]
     if rng.random() < 0.3:
@@ -249,7 +249,7 @@ def story(values: Values) -> list[Message]:
 
 
 TALKS: list[tuple[Callable[[Values], list[Message]], float]] = [
-    (small_talk, 5), (fact, 24), (arithmetic, 10), (copying, 9), (notes, 9), (json_answer, 8), (story, 4),
+    (small_talk, 5), (fact, 24), (arithmetic, 15), (copying, 9), (notes, 9), (json_answer, 8), (story, 4),
 ]  # fmt: skip
 
 

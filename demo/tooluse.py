@@ -230,7 +230,7 @@ def make_result(task: Task, values: Values, fixed: dict[str, Any] | None = None)
     if fixed is None and rng.random() < 0.1:
         return _error(values)
     spec = task.offer.spec
-    if not spec.answers or (fixed is None and rng.random() < 0.12):
+    if not spec.answers or (fixed is None and rng.random() < 0.2):
         return _generic_result(values)
     fields = {name: _field_value(kind, values) for name, kind in spec.result} | (fixed or {})
     answer = rng.choice(spec.answers)
@@ -273,7 +273,7 @@ def _generic_result(values: Values) -> tuple[str, str]:
     for _ in range(rng.choice([1, 1, 2, 2, 3])):
         key = rng.choice(known) if rng.random() < 0.6 else values.invented(2, 2)
         fields[key] = values.draw(rng.choice(kinds))
-    if rng.random() < 0.15:
+    if rng.random() < 0.3:
         text = values.draw(rng.choice(["sentence", "phrase", "word", "code", "int:0:99999"]))
         return str(text), f"Done. The result is: {text}"
     told = " and ".join(f"the {k} is {_as_text(v)}" for k, v in fields.items())

@@ -11,6 +11,7 @@ the loss curve into training_log.json. Needs flash-linear-attention on a GPU.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import math
 import shutil
@@ -36,7 +37,7 @@ GENERATION = {
     "eos_token_id": [2, 0],
     "pad_token_id": 0,
 }
-WARMUP = 200
+WARMUP = 300
 BALANCE = 0.01
 TIMED = (60, 160)
 
@@ -52,7 +53,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
     parser.add_argument("--seed", type=int, default=1, help="seed of data and weights")
-    parser.add_argument("--tokens", type=int, default=131072, help="tokens of a batch")
+    parser.add_argument("--tokens", type=int, default=65536, help="tokens of a batch")
     parser.add_argument("--workers", type=int, default=14, help="processes that make data")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--steps", type=int, default=0, help="steps; 0: from --minutes")
@@ -171,8 +172,9 @@ class Trainer:
             step += 1
             if step % 50 == 0 or step == steps:
                 self._report(step, steps, stats, begin)
-            if step % 1000 == 0:
+            if step % 500 == 0:
                 save(self.net, args.out)
+        faulthandler.cancel_dump_traceback_later()
         self.log |= {"steps": step, "tokens": step * args.tokens, "seconds": round(time.time() - begin, 1)}
         self.log["parameters"] = sum(p.numel() for p in self.net.parameters())
         self.log["device"] = torch.cuda.get_device_name() if self.gpu else "cpu"
@@ -190,6 +192,7 @@ class Trainer:
 
     def _report(self, step: int, steps: int, stats: torch.Tensor, begin: float) -> None:
         weighted, weight, written, count, balance, least = stats.tolist()
+        faulthandler.dump_traceback_later(60, exit=True)
         point = {"step": step, "loss": round(weighted / weight, 4), "written_loss": round(written / count, 4)}
         self.log["curve"].append(point | {"balance": round(balance, 3), "least_used": round(least, 3)})
         rate = step * self.args.tokens / (time.time() - begin)

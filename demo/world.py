@@ -81,7 +81,8 @@ class Fact:
 
 
 def _relation(name: str, states: str, asks: str) -> Relation:
-    return Relation(name, tuple(states.split("|")), tuple(asks.split("|")))
+    plain = (f"What about the {name} of {{s}}?", f"I want to know the {name} of {{s}}.", f"{name} of {{s}}?")
+    return Relation(name, tuple(states.split("|")), (*plain, *asks.split("|")))
 
 
 JOB = _relation(
