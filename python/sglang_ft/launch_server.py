@@ -11,7 +11,7 @@ from sglang_ft.errors import FtError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serves until stopped. Returns the exit status: 0, or 2 after an error that is the user's to mend."""
+    """Serves until stopped. Returns the exit status: 0, 2 after an error that is the user's to mend, 130 on Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         from sglang_ft.engine.launch import launch
@@ -20,6 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     except FtError as e:
         print(f"sglang_ft: {e}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # as a shell reports Ctrl-C
     return 0
 
 

@@ -30,7 +30,7 @@ class StartPlan:
 def render(plan: StartPlan) -> str:
     """The plan as a table of two columns."""
     rows = [
-        ("model", f"{plan.model.path.name} ({plan.model.architecture})"),
+        ("model", f"{plan.model.path} ({plan.model.architecture})"),
         ("experts", _experts(plan.model)),
         ("expert pool", _pool(plan)),
         ("other weights", f"{_size(plan.model.other_bytes)} on the {plan.platform.upper()}, {plan.dtype}"),
