@@ -209,6 +209,7 @@ def deepseek_v2() -> transformers.PreTrainedConfig:
         **COMMON,
         **MLA,
         q_lora_rank=None,
+        scoring_func="softmax",
         n_group=1,
         topk_group=1,
         topk_method="greedy",
@@ -222,6 +223,8 @@ def deepseek_v3() -> transformers.PreTrainedConfig:
         **COMMON,
         **MLA,
         q_lora_rank=48,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
         rope_parameters={
             "rope_type": "yarn",
             "rope_theta": 10000.0,
