@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+
 from sglang_ft.engine.cpu_platform.attend import Scoring, attend_sequence
 from sglang_ft.engine.cpu_platform.ops import conv, delta_rule, gated
-from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 HEADS, K, V = 3, 16, 24
 

@@ -19,7 +19,10 @@ from sglang_ft.errors import HookError
 def module(monkeypatch):
     """A module to hook, and a registry that forgets it afterwards."""
     made = types.ModuleType("hooked_module")
-    exec("def area(width, height=2, *, scale: float = 1.0) -> float:\n    return width * height * scale", made.__dict__)
+    exec(
+        "def area(width, height=2, *, scale: float = 1.0) -> float:\n    return width * height * scale",
+        made.__dict__,
+    )
     monkeypatch.setitem(sys.modules, made.__name__, made)
     monkeypatch.setattr(HookRegistry, "_hooks", type(HookRegistry._hooks)(list))
     monkeypatch.setattr(HookRegistry, "_patched", set())

@@ -43,16 +43,18 @@ class EarlyServer:
     """Owns the listening socket from before loading until the real server takes it."""
 
     def __init__(self, host: str, port: int, answer: bool = True) -> None:
-        """`answer` False: only hold the port, for a server that speaks TLS. Raises ConfigError when the port is taken."""
+        """`answer` False: only hold the port, for a server that speaks TLS. Raises ConfigError if it is taken."""
         try:
             info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.socket = socket.socket(info[0], socket.SOCK_STREAM)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.socket.bind(info[4])
         except OSError as e:
-            raise ConfigError(f"cannot listen on {host} port {port}: {e.strerror or e}. Choose another --port") from e
+            raise ConfigError(
+                f"cannot listen on {host} port {port}: {e.strerror or e}. Choose another --port"
+            ) from e
         self.socket.listen(2048)
-        self._server = ThreadingHTTPServer(info[4][:2], _Handler, bind_and_activate=False)
+        self._server = ThreadingHTTPServer((host, port), _Handler, bind_and_activate=False)
         self._server.socket.close()
         self._server.socket = self.socket
         self._server.daemon_threads = True

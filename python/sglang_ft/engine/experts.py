@@ -46,8 +46,8 @@ class ExpertServing:
         reserve = int(self.config.ram_reserve_gib * GIB)
         if experts.plan.nbytes + reserve > free:
             raise MemoryBudgetError(
-                f"the expert pool needs {experts.plan.nbytes / GIB:.2f} GiB and must leave "
-                f"{reserve / GIB:.2f} GiB (--ft-ram-reserve-gib) of host memory free; {free / GIB:.2f} GiB are available"
+                f"the expert pool needs {experts.plan.nbytes / GIB:.2f} GiB and must leave {reserve / GIB:.2f} GiB "
+                f"(--ft-ram-reserve-gib) of host memory free; {free / GIB:.2f} GiB are available"
             )
         self.experts = experts
 
@@ -70,7 +70,11 @@ class ExpertServing:
         self.experts.worker = worker
         isa = Isa(ring.header.worker_isa).name.lower()
         logger.info(
-            "cpu_worker %d: %d threads on cores %s, %s", worker.pid, len(cores), ",".join(map(str, cores)), isa
+            "cpu_worker %d: %d threads on cores %s, %s",
+            worker.pid,
+            len(cores),
+            ",".join(map(str, cores)),
+            isa,
         )
         if export_metrics:
             exporter = metrics.WorkerMetrics(model, self.experts.expert_tensor_bytes, len(cores))

@@ -26,7 +26,9 @@ def install(hooks: Iterable[Hook]) -> None:
     HookRegistry.apply_hooks()
     for hook in hooks:
         if not in_place(hook):
-            raise HookError(f"the hook on {hook.target} is not in place: SGLang did not apply it (see its log above)")
+            raise HookError(
+                f"the hook on {hook.target} is not in place: SGLang did not apply it (see its log above)"
+            )
 
 
 def in_place(hook: Hook) -> bool:

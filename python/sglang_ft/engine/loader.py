@@ -37,7 +37,9 @@ def _report(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     started = reported = time.monotonic()
     done = 0
-    with tqdm(total=total_bytes or None, unit="B", unit_scale=True, desc="Loading weights", mininterval=0.5) as bar:
+    with tqdm(
+        total=total_bytes or None, unit="B", unit_scale=True, desc="Loading weights", mininterval=0.5
+    ) as bar:
         for name, tensor in weights:
             yield name, tensor
             done += tensor.nbytes

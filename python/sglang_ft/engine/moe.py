@@ -39,7 +39,9 @@ class ExpertLayers:
     """The MoE layers of one model, their pool and the worker behind them."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.layers = [(name, module) for name, module in model.named_modules() if isinstance(module, FusedMoE)]
+        self.layers = [
+            (name, module) for name, module in model.named_modules() if isinstance(module, FusedMoE)
+        ]
         parents = {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in self.layers}
         specs = [layer_spec(name, layer, parents[name]) for name, layer in self.layers]
         self.plan = plan_banks(specs)
@@ -59,7 +61,9 @@ class ExpertLayers:
         failure, self.failure = self.failure, None
         return failure
 
-    def run(self, index: int, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, index: int, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """One step of MoE layer `index`; zeros once this forward pass has failed, its result is thrown away."""
         if self.failure is None:
             assert self.worker is not None, "the worker starts before the first forward pass"

@@ -71,8 +71,8 @@ def plan_banks(specs: list[LayerSpec]) -> BankPlan:
 
     layers = []
     expert_id = 0
-    for spec, roles in zip(specs, views, strict=True):
-        layers.append(LayerBanks(spec, expert_id, roles))
+    for spec, view in zip(specs, views, strict=True):
+        layers.append(LayerBanks(spec, expert_id, view))
         expert_id += spec.num_experts
     return BankPlan(tuple(layers), offset)
 

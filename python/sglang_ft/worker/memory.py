@@ -32,7 +32,9 @@ class MemoryFile:
             self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except OSError as e:
             os.close(self.fd)
-            raise MemoryBudgetError(f"cannot map {size / GIB:.2f} GiB of shared memory for the {name}: {e}") from e
+            raise MemoryBudgetError(
+                f"cannot map {size / GIB:.2f} GiB of shared memory for the {name}: {e}"
+            ) from e
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self.address = self.bytes.data_ptr()
 

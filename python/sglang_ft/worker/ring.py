@@ -65,7 +65,9 @@ class Ring:
         self.address = self.file.address
         self.header = p.RingHeader.from_address(self.address)
         self.layers = (p.Layer * p.MAX_LAYERS).from_address(self.address + layers_offset)
-        self._blocks = [p.Block.from_address(self.address + blocks_offset + i * stride) for i in range(size.blocks)]
+        self._blocks = [
+            p.Block.from_address(self.address + blocks_offset + i * stride) for i in range(size.blocks)
+        ]
         self._lib = native.client()
         self._sequence = 0
         self._command_sequence = 0
@@ -88,7 +90,9 @@ class Ring:
         """The block of job `sequence` (1, 2, ...)."""
         return self._blocks[(sequence - 1) % self.size.blocks]
 
-    def submit(self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor, router_weights: torch.Tensor) -> int:
+    def submit(
+        self, layer: int, rows: torch.Tensor, expert_ids: torch.Tensor, router_weights: torch.Tensor
+    ) -> int:
         """Fills the next block and rings it; returns the job's sequence number.
 
         rows [T, H] of bfloat16, float16 or float32; expert_ids [T, k], any integer dtype, -1: skipped;
@@ -96,7 +100,9 @@ class Ring:
         """
         num_rows, topk = expert_ids.shape
         if not 0 < num_rows <= self.size.rows or topk > self.size.topk or rows.shape[1] > self.size.hidden:
-            raise ValueError(f"a job of {num_rows} rows, {topk} routes and {rows.shape[1]} elements exceeds {self.size}")
+            raise ValueError(
+                f"{num_rows} rows, {topk} routes and {rows.shape[1]} elements do not fit {self.size}"
+            )
         self._sequence += 1
         block = self.block(self._sequence)
         block.layer, block.rows, block.topk, block.row_dtype = layer, num_rows, topk, ROW_DTYPES[rows.dtype]

@@ -65,7 +65,7 @@ class Supervisor:
         options: WorkerOptions,
         on_state: Callable[[str, int, str], None] = lambda state, restarts, why: None,
     ) -> None:
-        """`on_state(state, restarts, why)` is told of 'ready', 'restarting', 'failed' and 'stopped', from the watch thread."""
+        """`on_state(state, restarts, why)` is told 'ready', 'restarting', 'failed' or 'stopped', from the watch thread."""
         self.ring = ring
         self.pool = pool
         self.options = options
@@ -154,7 +154,9 @@ class Supervisor:
                 raise WorkerError("the cpu_worker was stopped")
         outcome = self.ring.outcome(sequence)
         if outcome.status == LOST:
-            raise WorkerError("the cpu_worker process died or hung twice in the same step; this request is lost")
+            raise WorkerError(
+                "the cpu_worker process died or hung twice in the same step; this request is lost"
+            )
         if outcome.status != p.Status.OK:
             name = p.Status(outcome.status).name
             raise WorkerError(f"the cpu_worker refused a job: {name} (argument {outcome.status_arg})")
@@ -193,7 +195,9 @@ class Supervisor:
         command += ["--cores", ",".join(map(str, cores)), "--isa", self.options.isa]
         self._stderr = tempfile.TemporaryFile()  # not a pipe: nobody reads it while the worker lives
         try:
-            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=self._stderr)
+            self._process = subprocess.Popen(
+                command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=self._stderr
+            )
         except OSError as e:
             raise WorkerError(f"cannot start {command[0]}: {e}") from e
         deadline = time.monotonic() + START_S

@@ -50,7 +50,9 @@ def choose_cores(threads: int, cores: str) -> list[int]:
         if foreign:
             raise ConfigError(f"--ft-worker-cores {cores!r}: this process may not run on core {foreign[0]}")
         if threads > len(chosen):
-            raise ConfigError(f"--ft-worker-threads {threads} needs that many cores; --ft-worker-cores names {len(chosen)}")
+            raise ConfigError(
+                f"--ft-worker-threads {threads}: --ft-worker-cores names only {len(chosen)} cores"
+            )
         return chosen[: threads or len(chosen)]
     physical = physical_cores()
     wanted = threads or len(physical) - headroom(len(physical))

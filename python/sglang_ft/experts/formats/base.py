@@ -18,6 +18,7 @@ from sglang_ft.worker.protocol import Activation, Format, Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+
 class RoleSpec(NamedTuple):
     """What one expert holds in one role."""
 
@@ -33,8 +34,8 @@ class RoleSpec(NamedTuple):
 class LayerSpec:
     """One MoE layer as the worker and the reference see it.
 
-    `num_experts`, `hidden` and `intermediate` are element counts. `act_limit` 0 means no clamp. `output_scale` is the routed
-    scaling factor that we apply ourselves; 1 when the model applies it.
+    `num_experts`, `hidden` and `intermediate` are element counts. `act_limit` 0 means no clamp. `output_scale` is
+    the routed scaling factor that we apply ourselves; 1 when the model applies it.
     """
 
     format: ExpertFormat
@@ -78,7 +79,9 @@ class ExpertFormat(ABC):
         """Shape and dtype of one expert in each role that the layer has."""
 
     @abstractmethod
-    def weight(self, banks: Mapping[Role, torch.Tensor], role: Role, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    def weight(
+        self, banks: Mapping[Role, torch.Tensor], role: Role, expert: int, dtype: torch.dtype
+    ) -> torch.Tensor:
         """The true weights of `expert` in `role`, [out, in], as `dtype`. For the reference."""
 
 
@@ -106,5 +109,7 @@ class DenseFormat(ExpertFormat):
             roles[Role.DOWN_BIAS] = RoleSpec((layer.hidden,), torch.float32)
         return roles
 
-    def weight(self, banks: Mapping[Role, torch.Tensor], role: Role, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    def weight(
+        self, banks: Mapping[Role, torch.Tensor], role: Role, expert: int, dtype: torch.dtype
+    ) -> torch.Tensor:
         return banks[role][expert].to(dtype)
