@@ -71,6 +71,15 @@ class Server:
                 values[name.partition("{")[0]] = float(value)
         return values
 
+    def wait_for_metric(self, name: str, above: float, timeout: float = 10) -> float:
+        """The value of a metric once it is above a number; raises when it does not rise in time."""
+        deadline = time.monotonic() + timeout
+        while (value := self.metrics(name).get(name, 0.0)) <= above:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} stays at {value} after {timeout} s")
+            time.sleep(0.1)
+        return value
+
     def children(self) -> dict[str, psutil.Process]:
         """The server's processes by name; 'main' is the HTTP process."""
         main = psutil.Process(self.process.pid)

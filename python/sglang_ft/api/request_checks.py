@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 MAX_SAMPLES = 128  # `n`: every sample is a request of its own in the scheduler
 MAX_TOP_LOGPROBS = 1000
-_INT64 = (-(2**63), 2**63 - 1)
+_INT64 = (1 - 2**63, 2**63 - 1)  # the lowest number stands for "no seed" in engine/seeds.py
 
 
 class Bound(NamedTuple):

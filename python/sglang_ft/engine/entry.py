@@ -38,10 +38,10 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
 
 
 def _hooks(config: FtConfig) -> list[Hook]:
-    from sglang_ft.engine import cpu_platform, experts, loader, scheduler
+    from sglang_ft.engine import cpu_platform, experts, loader, scheduler, seeds
 
     serving = experts.ExpertServing(config)
-    found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving.take_failure)]
+    found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving.take_failure), *seeds.hooks()]
     found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")))
     return [*cpu_platform.hooks(), *found]
 

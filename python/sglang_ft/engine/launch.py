@@ -21,7 +21,16 @@ from sglang_ft.errors import CheckpointError, FtError
 from sglang_ft.worker import native, topology
 
 # What SGLang leaves off and our users expect; a flag of the user's comes later on the line and wins.
-_DEFAULTS = ("--enable-metrics", "--reasoning-parser", "auto", "--tool-call-parser", "auto")
+_DEFAULTS = (
+    "--enable-metrics",
+    "--enable-cache-report",
+    "--reasoning-parser",
+    "auto",
+    "--tool-call-parser",
+    "auto",
+    # Where any blank is allowed, small models fill their answer with blanks.
+    "--constrained-json-disable-any-whitespace",
+)
 
 
 def launch(argv: Sequence[str]) -> None:
@@ -134,10 +143,10 @@ def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ft.engine import entry, install, requests, routes
+    from sglang_ft.engine import entry, install, requests, responses, routes
 
     try:
-        install.install([*routes.hooks(early), *requests.hooks()])
+        install.install([*routes.hooks(early), *requests.hooks(), *responses.hooks()])
         http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
     except Exception as e:
         refusal = runtime.read("error").get("text")

@@ -32,6 +32,9 @@ def environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         # OpenMP threads that poll between torch operations take the cores that run the experts.
         "OMP_WAIT_POLICY": "PASSIVE",
+        # After a crash SGLang would wait more than a minute for traces of a GPU.
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     }
 
 
@@ -44,6 +47,6 @@ def server_arg_defaults() -> dict[str, Any]:
 
 def hooks() -> list[Hook]:
     """Everything in SGLang that this platform replaces."""
-    from sglang_ft.engine.cpu_platform.replacements import HOOKS
+    from sglang_ft.engine.cpu_platform import grammar, replacements
 
-    return list(HOOKS)
+    return [*replacements.HOOKS, *grammar.HOOKS]
