@@ -23,7 +23,7 @@ _COUNTERS = {
 
 
 class WorkerMetrics:
-    """Exports the ring's monotonic counters. Made once, in the scheduler process, when SGLang's metrics folder is known."""
+    """Exports the ring's monotonic counters. Made once, in the scheduler process, after SGLang chose its folder."""
 
     def __init__(self, model: str, pool_bytes: int, threads: int) -> None:
         from prometheus_client import Counter, Gauge

@@ -65,7 +65,7 @@ class Supervisor:
         options: WorkerOptions,
         on_state: Callable[[str, int, str], None] = lambda state, restarts, why: None,
     ) -> None:
-        """`on_state(state, restarts, why)` is told 'ready', 'restarting', 'failed' or 'stopped', from the watch thread."""
+        """`on_state(state, restarts, why)`, from the watch thread: 'ready', 'restarting', 'failed' or 'stopped'."""
         self.ring = ring
         self.pool = pool
         self.options = options
