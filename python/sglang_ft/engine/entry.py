@@ -9,10 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
-
-from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_ft import preflight, runtime
 from sglang_ft.config import FtConfig
