@@ -145,7 +145,7 @@ def render(sample: Sample, tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
         raise ValueError(
             f"the template shows {len(spans)} assistant turns, the conversation has {len(turns)}"
         )
-    return rendered, [span for span, trained in zip(spans, turns) if trained]
+    return rendered, [span for span, trained in zip(spans, turns, strict=True) if trained]
 
 
 def encode(samples: list[Sample], tokenizer: Any) -> list[tuple[list[int], list[float]]]:
@@ -158,7 +158,9 @@ def encode(samples: list[Sample], tokenizer: Any) -> list[tuple[list[int], list[
         return_attention_mask=False,
     )
     out = []
-    for (_, spans), ids, offsets in zip(rendered, encodings["input_ids"], encodings["offset_mapping"]):
+    for (_, spans), ids, offsets in zip(
+        rendered, encodings["input_ids"], encodings["offset_mapping"], strict=True
+    ):
         weights = [PROMPT_WEIGHT] * len(ids)
         position = 0
         for start, end in spans:

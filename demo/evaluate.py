@@ -147,7 +147,7 @@ def evaluate(model: Model, items: list[Item], batch: int, limit: int, show: int 
     items = sorted(items, key=lambda i: len(str(i.messages)) + len(str(i.tools)))
     for start in range(0, len(items), batch):
         group = items[start : start + batch]
-        for item, text in zip(group, model.greedy([model.prompt(i) for i in group], limit)):
+        for item, text in zip(group, model.greedy([model.prompt(i) for i in group], limit), strict=True):
             right = is_right(item, split_thinking(text)[1] if item.thinking else text.strip())
             scores[item.part].append(right)
             scores[f"{item.part}/{'thinking' if item.thinking else 'direct'}"].append(right)

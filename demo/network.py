@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from demo.delta_rule import ChunkOrder, DeltaRule
+
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3_5MoeForCausalLM"],
     "model_type": "qwen3_5_moe_text",
@@ -57,19 +59,20 @@ CONFIG: dict[str, Any] = {
 
 
 class Packed(NamedTuple):
-    """Documents in a row: `ids` and `position` int [N], `starts` int32 [D + 1], the longest document's length."""
+    """Documents in a row: `ids` and `position` int [N], `starts` int32 [D + 1], the longest one, chunks in order."""
 
     ids: Tensor
     position: Tensor
     starts: Tensor
     longest: int
+    order: ChunkOrder
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The two operations with an own implementation on GPU.
 
-    `delta_rule(q, k, v, g, beta, starts)`: [N, H, D] bf16, g and beta [N, HV] -> [N, HV, D].
+    `delta_rule(q, k, v, g, beta, order)`: see delta_rule.py.
     `attention(q, k, v, starts, longest)`: causal within documents, [N, heads, D] -> same as q.
     """
 
@@ -277,7 +280,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, batch: Packed, kernels: Kernels) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, gate = self.before(x, batch.position)
         if self.kind == "linear_attention":
-            y = kernels.delta_rule(*inputs, batch.starts)
+            y = kernels.delta_rule(*inputs, batch.order)
         else:
             y = kernels.attention(*inputs, batch.starts, batch.longest)
         return self.after(x, y, gate)
@@ -332,50 +335,25 @@ class Network(nn.Module):
         return F.linear(hidden, self.model.embed_tokens.weight)
 
 
-def cpu_kernels() -> Kernels:
-    """Reference kernels: transformers' own chunked delta rule, torch attention, one document at a time."""
-    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import torch_chunk_gated_delta_rule
-
-    def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, starts: Tensor) -> Tensor:
-        groups = v.shape[1] // k.shape[1]
-        q, k = q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1)
-        parts = []
-        for a, b in zip(starts[:-1].tolist(), starts[1:].tolist()):
-            one = [t[None, a:b] for t in (q, k, v)]
-            parts.append(
-                torch_chunk_gated_delta_rule(
-                    *one, g=g[None, a:b], beta=beta[None, a:b], use_qk_l2norm_in_kernel=True
-                )[0][0]
-            )
-        return torch.cat(parts)
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-        parts = []
-        for a, b in zip(starts[:-1].tolist(), starts[1:].tolist()):
-            one = [t[a:b].transpose(0, 1)[None] for t in (q, k, v)]
-            parts.append(F.scaled_dot_product_attention(*one, is_causal=True)[0].transpose(0, 1))
-        return torch.cat(parts)
-
-    return Kernels(delta_rule, attention)
+def attention_on_cpu(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """Causal attention within documents, one document at a time."""
+    parts = []
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        one = [t[begin:end].transpose(0, 1)[None] for t in (q, k, v)]
+        parts.append(F.scaled_dot_product_attention(*one, is_causal=True)[0].transpose(0, 1))
+    return torch.cat(parts)
 
 
-def gpu_kernels() -> Kernels:
-    """Triton kernels of flash-linear-attention and torch's variable-length flash attention."""
+def attention_on_gpu(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """Causal attention within documents, by torch's variable-length flash attention."""
     from torch.nn.attention.varlen import varlen_attn
 
-    from demo.delta_rule import chunk_delta_rule
+    q, k, v = (t.to(torch.bfloat16).contiguous() for t in (q, k, v))
+    return varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
 
-    chunk_gated_delta_rule = chunk_delta_rule()
 
-    def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, starts: Tensor) -> Tensor:
-        one = [t.to(torch.bfloat16)[None].contiguous() for t in (q, k, v)]
-        out, _ = chunk_gated_delta_rule(
-            *one, g[None], beta[None], cu_seqlens=starts, use_qk_l2norm_in_kernel=True
-        )
-        return out[0]
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-        q, k, v = (t.to(torch.bfloat16).contiguous() for t in (q, k, v))
-        return varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
-
-    return Kernels(delta_rule, attention)
+def kernels_for(device: str) -> Kernels:
+    """The two operations for a device."""
+    if device == "cpu":
+        return Kernels(DeltaRule(compile=False), attention_on_cpu)
+    return Kernels(DeltaRule(compile=True), attention_on_gpu)
