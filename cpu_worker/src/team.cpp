@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kPollsBetweenClockReads = 64;
 constexpr uint64_t kMaxSleepNs = kSecond;
+// Waking is a system call that takes time for each sleeper; as a tree it takes the logarithm of that.
+constexpr int kWakesByEach = 2;
 
 }  // namespace
 
@@ -92,18 +94,24 @@ void Team::help(uint32_t member, int core) {
 }
 
 // Announces the sleep, then looks once more; begin() and the destructor publish, then look for sleepers. All
-// of these are sequentially consistent, so one of the two sees the other.
+// of these are sequentially consistent, so one of the two sees the other. Who wakes passes it on.
 void Team::sleep_until_work() {
   sleepers_.fetch_add(1);
   uint32_t seen = wake_word_.load();
-  if (!awake_.load() && !leaving_.load())
-    futex_wait(reinterpret_cast<uint32_t*>(&wake_word_), seen, kMaxSleepNs);
+  if (!work_expected()) futex_wait(reinterpret_cast<uint32_t*>(&wake_word_), seen, kMaxSleepNs);
   sleepers_.fetch_sub(1);
+  if (work_expected()) wake_some();
 }
+
+bool Team::work_expected() const { return awake_.load() || leaving_.load(); }
 
 void Team::wake_sleepers() {
   wake_word_.fetch_add(1);
-  if (sleepers_.load()) futex_wake(reinterpret_cast<uint32_t*>(&wake_word_));
+  wake_some();
+}
+
+void Team::wake_some() {
+  if (sleepers_.load()) futex_wake(reinterpret_cast<uint32_t*>(&wake_word_), kWakesByEach);
 }
 
 }  // namespace ft

@@ -56,7 +56,9 @@ class Team {
   void help(uint32_t member, int core);
   bool run_claimed(uint32_t member);
   void sleep_until_work();
+  bool work_expected() const;
   void wake_sleepers();
+  void wake_some();
 
   Call call_ = nullptr;
   const void* function_ = nullptr;

@@ -244,6 +244,38 @@ void commands_answer() {
   CHECK(s.ring.header().worker_state == FT_WORKER_STOPPED);
 }
 
+// A mix of good values, borders and noise in every word of the layer and of the descriptor.
+void garbage_is_answered() {
+  Server s;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  const ft_layer good = s.ring.layer(0);
+  auto noise = [&]() -> uint32_t {
+    const uint32_t borders[] = {0, 1, 2, 64, 255, 256, 257, 1u << 20, 1u << 31, UINT32_MAX};
+    return s.random() % 4 ? borders[s.random() % std::size(borders)] : uint32_t(s.random());
+  };
+  auto spoil = [&](void* words, size_t count) {
+    for (size_t i = 0; i < count; i++)
+      if (s.random() % 8 == 0) static_cast<uint32_t*>(words)[i] = noise();
+  };
+  uint32_t statuses[FT_ERR_COMMAND + 1] = {};
+  for (int i = 0; i < 400; i++) {
+    s.ring.layer(0) = good;
+    if (i % 2) spoil(&s.ring.layer(0), sizeof(ft_layer) / 4);
+    s.command(FT_CMD_ATTACH);
+    uint32_t status = s.status_of([&](ft_block& b) {
+      spoil(&b.layer, 4);
+      spoil(s.ring.routes(s.seq), 6);
+    });
+    CHECK(status <= FT_ERR_BOUNDS, status);
+    if (status <= FT_ERR_BOUNDS) statuses[status]++;
+    CHECK(kill(worker.pid, 0) == 0 && waitpid(worker.pid, nullptr, WNOHANG) == 0, "the worker died at round ",
+          i);
+  }
+  for (uint32_t status = FT_OK; status <= FT_ERR_BOUNDS; status++)
+    CHECK(statuses[status] > 0, "never seen: ", status);
+}
+
 // Killed at random moments of a job; the next worker must finish the same job with the right result.
 void killed_workers_resume() {
   Server s(50'000, 2, 256, 192);
@@ -412,6 +444,7 @@ int main(int argc, char** argv) {
                {"jobs_may_be_rung_ahead", jobs_may_be_rung_ahead},
                {"bad_jobs_end_with_a_status", bad_jobs_end_with_a_status},
                {"bad_layers_are_refused", bad_layers_are_refused},
+               {"garbage_is_answered", garbage_is_answered},
                {"commands_answer", commands_answer},
                {"killed_workers_resume", killed_workers_resume},
                {"stalled_workers_are_noticed", stalled_workers_are_noticed},
