@@ -71,6 +71,9 @@ def refuse(server_args: Any) -> None:
         problems.append(
             f"--speculative-algorithm {server_args.speculative_algorithm}: not supported without a GPU"
         )
+    for flag in ("enable_torch_compile", "enable_deterministic_inference", "enable_lora", "enable_mixed_chunk"):
+        if getattr(server_args, flag):
+            problems.append(f"--{flag.replace('_', '-')}: not supported without a GPU")
     for flag in ("tp_size", "pp_size", "dp_size", "ep_size"):
         if getattr(server_args, flag) > 1:
             problems.append(
