@@ -42,8 +42,6 @@ BALANCE = 0.01
 TIMED = (60, 160)
 # A GPU step that hangs ends the run with a stack trace; go on from the last checkpoint with --init.
 HANG_S = 30
-# A GPU step that hangs ends the run with a stack trace; go on from the last checkpoint with --init.
-HANG_S = 30
 
 
 def arguments() -> argparse.Namespace:
@@ -52,6 +50,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=HERE / "model", help="where the checkpoint goes")
+    parser.add_argument("--init", type=Path, help="a checkpoint to go on from (its log is kept as `earlier`)")
     parser.add_argument(
         "--log", type=Path, help="where the log goes (default: training_log.json beside --out)"
     )
@@ -143,9 +142,6 @@ class Trainer:
             "peak_rate": args.rate,
             "curve": [],
         }
-        earlier = args.init and args.init.parent / "training_log.json"
-        if earlier and earlier.exists():
-            self.log["earlier"] = json.loads(earlier.read_text())
         earlier = args.init and args.init.parent / "training_log.json"
         if earlier and earlier.exists():
             self.log["earlier"] = json.loads(earlier.read_text())
