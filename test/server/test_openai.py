@@ -156,8 +156,8 @@ PERSON = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0, 1.5])
-def test_json_schema_is_kept(openai_client, temperature):
+@pytest.mark.parametrize("thinking, temperature", [(True, 0), (False, 1.5)])
+def test_json_schema_is_kept(openai_client, thinking, temperature):
     schema = {"name": "person", "schema": PERSON, "strict": True}
     answer = ask(
         openai_client,
@@ -165,6 +165,7 @@ def test_json_schema_is_kept(openai_client, temperature):
         temperature=temperature,
         max_tokens=400,
         response_format={"type": "json_schema", "json_schema": schema},
+        extra_body={"chat_template_kwargs": {"enable_thinking": thinking}},
     )
     assert answer.choices[0].finish_reason == "stop"
     person = json.loads(text_of(answer))
@@ -216,22 +217,20 @@ def test_responses_remember_the_previous_one(openai_client):
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
-def test_a_follow_up_turn_reuses_the_prefix_and_says_so(openai_client):
-    text = "Please answer: where does Ada live? " * 8
-    messages = [{"role": "user", "content": text}]
+def test_a_longer_prompt_reuses_the_prefix_and_says_so(demo_server: Server, openai_client):
+    def complete(prompt: str) -> openai.types.Completion:
+        return openai_client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=24)
 
-    def turn() -> ChatCompletion:
-        return openai_client.chat.completions.create(
-            model=MODEL, messages=messages, temperature=0, max_tokens=60
-        )
-
-    first = turn()
-    messages.append({"role": "assistant", "content": text_of(first)})
-    messages.append({"role": "user", "content": "Thanks"})
-    second = turn()
+    text = "The valley of Orrin has twelve villages. Ada lives in one of them, and Bram in another. " * 4
+    first = complete(text)
+    longer = text + first.choices[0].text + " Celia lives"
+    second = complete(longer)
     cached = second.usage.prompt_tokens_details.cached_tokens
-    assert first.usage.prompt_tokens * 0.8 < cached < second.usage.prompt_tokens
-    assert turn().choices[0].message == second.choices[0].message, "a hit must not change the answer"
+    assert first.usage.prompt_tokens <= cached < second.usage.prompt_tokens
+    assert httpx.post(demo_server.url + "/flush_cache", timeout=30).status_code == 200
+    cold = complete(longer)
+    assert cold.usage.prompt_tokens_details is None
+    assert cold.choices[0].text == second.choices[0].text, "a hit must not change the answer"
 
 
 def test_sixteen_clients_at_once_get_the_answers_of_one(openai_client):

@@ -6,13 +6,16 @@ top_logprobs than there are tokens, or token ids outside of the vocabulary, end 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_ft.api import request_checks
+from sglang_ft.api.stream_refusals import REFUSAL
 from sglang_ft.engine.hook import Hook
 
 
@@ -32,6 +35,12 @@ def hooks() -> list[Hook]:
             HookType.BEFORE,
             _before_validate,
             "(self, obj, input_ids)",
+        ),
+        Hook(
+            f"{managers}.tokenizer_manager.TokenizerManager.generate_request",
+            HookType.AROUND,
+            _generate,
+            "(self, obj, request=None)",
         ),
     ]
 
@@ -59,3 +68,18 @@ def _before_validate(manager: Any, request: Any, input_ids: Any) -> None:
         request_checks.check_token_ids(input_ids, vocab_size)
     request_checks.check_top_logprobs(getattr(request, "top_logprobs_num", None), vocab_size)
     request_checks.check_logprob_start(getattr(request, "logprob_start_len", None))
+
+
+async def _generate(original: Callable, manager: Any, obj: Any, request: Any = None) -> AsyncIterator[Any]:
+    """Leaves the reason of a refusal where StreamRefusals finds it."""
+    try:
+        async with aclosing(original(manager, obj, request)) as outputs:
+            async for output in outputs:
+                yield output
+    except ValueError as e:
+        if (
+            request is not None
+            and getattr(e, "status_code", HTTPStatus.BAD_REQUEST) == HTTPStatus.BAD_REQUEST
+        ):
+            request.scope[REFUSAL] = str(e)
+        raise

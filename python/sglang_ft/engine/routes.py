@@ -11,6 +11,7 @@ from sglang.srt.plugins.hook_registry import HookType
 from sglang_ft.api import errors
 from sglang_ft.api.early import EarlyServer
 from sglang_ft.api.health import HealthMiddleware
+from sglang_ft.api.stream_refusals import StreamRefusals
 from sglang_ft.engine.hook import Hook
 
 
@@ -20,6 +21,7 @@ def hooks(early: EarlyServer) -> list[Hook]:
     def run(original: Callable, app: Any, **options: Any) -> None:
         del original  # it would open a socket of its own
         app.add_middleware(HealthMiddleware)
+        app.add_middleware(StreamRefusals)
         errors.install(app)
         server = uvicorn.Server(uvicorn.Config(app, **options))
         server.run(sockets=[early.hand_over()])

@@ -1,0 +1,128 @@
+"""Clients without a package: curl, SGLang's own benchmark, clients that leave, and the server's other pages."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from serving import DEMO, Server, serving
+
+
+def jobs(server: Server) -> float:
+    return server.metrics()["sglang_ft_worker_jobs_total"]
+
+
+def seconds_until_idle(server: Server, limit: float) -> float:
+    """How long the worker still gets jobs; raises when it is longer than `limit`."""
+    start = time.monotonic()
+    before = jobs(server)
+    while True:
+        time.sleep(0.7)
+        now = jobs(server)
+        if now == before:
+            return time.monotonic() - start
+        if time.monotonic() - start > limit:
+            raise TimeoutError(f"still at work {limit} s after the client left")
+        before = now
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+@pytest.mark.parametrize("stream", [False, True])
+def test_curl(demo_server: Server, stream: bool):
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 60,
+        "stream": stream,
+    }
+    command = [
+        "curl",
+        "-sN",
+        "--fail-with-body",
+        "--max-time",
+        "60",
+        demo_server.url + "/v1/chat/completions",
+    ]
+    command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    if not stream:
+        assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+        return
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+    assert "Paris" in text
+
+
+def test_the_benchmark_of_sglang_runs_against_it(demo_server: Server, tmp_path: Path):
+    results = tmp_path / "results.jsonl"
+    command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat"]
+    command += ["--base-url", demo_server.url, "--model", str(DEMO), "--tokenizer", str(DEMO)]
+    command += ["--dataset-name", "random-ids", "--num-prompts", "6", "--max-concurrency", "3"]
+    command += ["--random-input-len", "48", "--random-output-len", "12", "--random-range-ratio", "1"]
+    command += ["--output-file", str(results), "--disable-tqdm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(results.read_text().splitlines()[-1])
+    assert result["completed"] == 6
+    assert result["output_throughput"] > 0
+
+
+LONG_ANSWER = {
+    "model": "default",
+    "prompt": "The valley",
+    "max_tokens": 3500,
+    "temperature": 1,
+    "ignore_eos": True,
+}
+
+
+def test_a_client_that_leaves_a_stream_ends_its_request(demo_server: Server):
+    body = {**LONG_ANSWER, "stream": True}
+    with httpx.stream("POST", demo_server.url + "/v1/completions", json=body, timeout=30) as answer:
+        lines = answer.iter_lines()
+        for _ in range(6):
+            next(lines)
+    assert seconds_until_idle(demo_server, limit=10) < 10
+    assert demo_server.health().status_code == 200
+
+
+def test_a_client_that_gives_up_waiting_ends_its_request(demo_server: Server):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(demo_server.url + "/v1/completions", json=LONG_ANSWER, timeout=2)
+    assert seconds_until_idle(demo_server, limit=15) < 15
+
+
+def test_many_clients_that_leave_at_once(demo_server: Server):
+    streams = []
+    client = httpx.Client(base_url=demo_server.url, timeout=30)
+    for _ in range(12):
+        request = client.build_request("POST", "/v1/completions", json={**LONG_ANSWER, "stream": True})
+        streams.append(client.send(request, stream=True))
+    for stream in streams:
+        stream.close()
+    assert seconds_until_idle(demo_server, limit=15) < 15
+    answer = client.post("/v1/completions", json={**LONG_ANSWER, "max_tokens": 4})
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_a_dense_model_is_served_plainly_behind_an_api_key(tiny_checkpoint):
+    with serving(tiny_checkpoint("qwen3"), "--api-key", "secret", "--context-length", "512") as server:
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=server.url + "/v1", api_key="guess", max_retries=0).models.list()
+        assert httpx.post(server.url + "/v1/chat/completions", json={}).status_code == 401
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
+        answer = client.completions.create(model="default", prompt="abc", max_tokens=4)
+        assert answer.usage.completion_tokens == 4
+        assert "worker" not in server.children(), "no experts, no cpu_worker"
+        assert "dense model" in server.log
