@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -394,6 +395,21 @@ void no_wake_up_is_lost() {
          double(ft::now_ns() - start) / 1e9);
 }
 
+// A sleeping waiter is woken by the worker, not by its own alarm of 20 ms.
+void waiters_are_woken() {
+  Server s(50'000, 2, 256, 192);
+  Worker worker(s.ring, {"--isa", "scalar"});
+  worker.wait_ready();
+  std::vector<uint64_t> late;
+  for (int i = 0; i < 40; i++) {
+    s.ring_job(16);
+    CHECK(s.wait(0) == 0);
+    late.push_back(ft::now_ns() - s.ring.block(s.seq).finished_ns);
+  }
+  std::sort(late.begin(), late.end());
+  CHECK(late[10] < 5 * kMs, late[10], " ns from the end of a job to its waiter");
+}
+
 // Starts a worker that must refuse; returns what it wrote to stderr.
 std::string refusal(TestRing& ring, const std::vector<std::string>& extra) {
   int ends[2];
@@ -451,6 +467,7 @@ int main(int argc, char** argv) {
                {"workers_die_with_their_parent", workers_die_with_their_parent},
                {"idle_workers_sleep", idle_workers_sleep},
                {"no_wake_up_is_lost", no_wake_up_is_lost},
+               {"waiters_are_woken", waiters_are_woken},
                {"rings_that_cannot_be_served_are_refused", rings_that_cannot_be_served_are_refused}};
   size_t cases = 0;
   for (auto& test : tests) {
