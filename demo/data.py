@@ -73,23 +73,14 @@ def make_sample(seed: int, held_out: bool = False, kind: str | None = None) -> S
     if kind is None:
         kind = rng.choices(list(CHATS), [w for _, w in CHATS.values()])[0]
     messages, tools = CHATS[kind][0](values)
-    if kind in ("talk", "single") and rng.random() < 0.2:
-        messages = _history(values, tools) + messages
+    if kind == "talk" and rng.random() < 0.2:
+        messages = _history(values) + messages
     return Sample(kind, messages=_with_system(messages, rng), tools=tools, thinking=rng.random() < 0.65)
 
 
-def _history(values: Values, tools: list) -> list:
-    """Earlier turns of the conversation: small talk, or a tool call and what came of it."""
-    turns: list = []
-    for _ in range(values.rng.randint(1, 3)):
-        turns += (
-            talk.any_talk(values) if not tools or values.rng.random() < 0.5 else tooluse.single(values)[0]
-        )
-    if turns[-1]["role"] == "assistant" and turns[-1].get("tool_calls"):
-        turns += [
-            tooluse.tool_message(0, '{"status": "ok"}'),
-            tooluse.answer_message("Done.", "I tell the user."),
-        ]
+def _history(values: Values) -> list:
+    """Earlier questions and answers of the conversation."""
+    turns = [turn for _ in range(values.rng.randint(1, 3)) for turn in talk.any_talk(values)]
     return [m for m in turns if m["role"] != "system"]
 
 

@@ -130,7 +130,10 @@ def made_up_tool(values: Values) -> ToolSpec:
         f"I want to {what}.",
         f"{verb.capitalize()} {noun}{tail}",
         f"I need you to {what}.",
-        f"Could you {what} for me?",
+        f"Can you {what} for me?",
+        f"Could you {what}?",
+        f"Would you {what}, please?",
+        f"I would like you to {what}.",
     ]
     about = (
         f"{verb.capitalize()} a {noun}",

@@ -291,16 +291,21 @@ def answer_message(answer: str, thought: str) -> Message:
 
 
 def single(values: Values) -> tuple[list[Message], list[dict]]:
-    """One request and its call, most often followed by the result and the answer."""
+    """One request and its call, most often followed by the result and the answer; sometimes after earlier ones."""
     rng = values.rng
     wanted = _any_spec(values)
     offers = pick_offers(values, [wanted], rng.randint(1, 8))
-    task = make_task(offers[0], values)
+    messages: list[Message] = []
+    for _ in range(rng.choice([0, 0, 0, 0, 0, 1, 2, 3])):
+        messages += _request(make_task(rng.choice(offers), values), values, finished=True)
+    messages += _request(make_task(offers[0], values), values, finished=rng.random() < 0.5)
     rng.shuffle(offers)
-    messages = [{"role": "user", "content": task.text}, call_message([task], think_call([task]))]
-    if rng.random() < 0.5:
-        messages += finish([task], values)
     return messages, [o.tool for o in offers]
+
+
+def _request(task: Task, values: Values, finished: bool) -> list[Message]:
+    messages = [{"role": "user", "content": task.text}, call_message([task], think_call([task]))]
+    return messages + finish([task], values) if finished else messages
 
 
 def finish(tasks: list[Task], values: Values) -> list[Message]:

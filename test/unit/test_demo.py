@@ -10,7 +10,6 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-
 from demo import data, evaluate
 from demo.delta_rule import DeltaRule, largest_error, reference_rule
 from demo.toolbox import TOOLS
@@ -90,10 +89,9 @@ def test_delta_rule_and_its_gradients_match_transformers():
 
 
 def test_network_and_transformers_give_the_same_logits(model: evaluate.Model):
-    from safetensors.torch import load_file
-
     from demo.delta_rule import chunk_order
     from demo.network import Network, Packed, kernels_for
+    from safetensors.torch import load_file
 
     net = Network()
     net.load_state_dict({k: v.float() for k, v in load_file(MODEL / "model.safetensors").items()})
