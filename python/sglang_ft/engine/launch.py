@@ -86,14 +86,18 @@ def _check(config: FtConfig, args: Any) -> EarlyServer:
     """Checks the model, the memory and the port; prints the plan; returns the server that holds the port."""
     if not args.model_path:
         raise CheckpointError("no model: name one with --model-path FOLDER (the demo model is demo/model)")
-    own_tokenizer = bool(args.tokenizer_path and args.tokenizer_path != args.model_path) or args.skip_tokenizer_init
+    own_tokenizer = (
+        bool(args.tokenizer_path and args.tokenizer_path != args.model_path) or args.skip_tokenizer_init
+    )
     summary = checkpoint.summarize(
         checkpoint.locate(args.model_path, args.revision), needs_tokenizer=not own_tokenizer
     )
     available = preflight.available_memory()
     dtype = _experts_dtype(summary, args.dtype)
     preflight.run(
-        lambda: preflight.check_memory(summary, config.ram_reserve_gib, available, dense_on_host=True, dtype=dtype),
+        lambda: preflight.check_memory(
+            summary, config.ram_reserve_gib, available, dense_on_host=True, dtype=dtype
+        ),
         lambda: preflight.check_port(args.host, args.port),
         lambda: native.find(native.WORKER),
     )
