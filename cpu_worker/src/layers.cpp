@@ -53,8 +53,11 @@ bool inside_pool(const ft_role_view& view, uint64_t bytes, uint64_t alignment, u
 ft_status check_roles(Layer& layer, const FormatInfo& format, uint64_t pool_bytes) {
   for (uint32_t role = 0; role < FT_MAX_ROLES; role++) {
     uint64_t bytes = role_bytes(layer.table, format, role);
-    if (bytes == 0) continue;
-    const ft_role_view& view = layer.table.role[role];
+    ft_role_view& view = layer.table.role[role];
+    if (bytes == 0) {
+      view = {};  // a role without meaning here: nothing may follow it into the pool
+      continue;
+    }
     if (view.stride == 0) return FT_ERR_FORMAT;
     uint64_t alignment = is_bias(role) ? alignof(float) : format.alignment;
     if (!inside_pool(view, bytes, alignment, layer.table.num_experts, pool_bytes)) return FT_ERR_BOUNDS;

@@ -56,7 +56,7 @@ std::string describe(const LayerCase& l, const JobCase& j) {
               j.row_dtype);
 }
 
-void check_isa(Bench& b, Random& random, ft_isa isa, const std::vector<double>& expected, bool bf16_inside,
+void check_isa(Bench& b, Random& random, ft_isa isa, const ReferenceResults& expected, bool bf16_inside,
                const JobCase& j, const std::string& what) {
   ft::Layer layer = ft::attach_layer(b.ring.memory, 0, isa);
   CHECK(layer.status == FT_OK, layer.status, what);
@@ -80,10 +80,11 @@ bool multiplies_bf16(TestRing& ring, ft_isa isa, uint32_t row_dtype) {
 void check_job(Bench& b, Random& random, const LayerCase& l, const ReferenceLayer& reference,
                const JobCase& j) {
   ReferenceJob job = make_job(random, b.ring, 1, 0, l, j);
-  std::vector<double> expected[2];
+  ReferenceResults expected[2];
   for (ft_isa isa : b.isas) {
     bool bf16_inside = multiplies_bf16(b.ring, isa, j.row_dtype);
-    if (expected[bf16_inside].empty()) expected[bf16_inside] = reference_results(reference, job, bf16_inside);
+    if (expected[bf16_inside].values.empty())
+      expected[bf16_inside] = reference_results(reference, job, bf16_inside);
     check_isa(b, random, isa, expected[bf16_inside], bf16_inside, j,
               text(ft::isa_name(isa), " ", describe(l, j)));
   }

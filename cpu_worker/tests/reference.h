@@ -4,6 +4,7 @@
 // arithmetic with the worker: conversions, activations and sums are written again here.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -199,12 +200,19 @@ inline std::vector<double> reference_expert(const ReferenceLayer& layer, uint32_
   return result;
 }
 
-// The whole job, [rows, hidden].
-inline std::vector<double> reference_results(const ReferenceLayer& layer, const ReferenceJob& job,
-                                             bool bf16_inside) {
+// Results [rows, hidden] and the largest sum of magnitudes behind any of them: what experts cancel between
+// them cannot be more exact than they are.
+struct ReferenceResults {
+  std::vector<double> values;
+  double magnitude = 1e-30;
+};
+
+// The whole job.
+inline ReferenceResults reference_results(const ReferenceLayer& layer, const ReferenceJob& job,
+                                          bool bf16_inside) {
   uint32_t hidden = layer.shape.hidden, topk = job.shape.topk;
   bool on_input = layer.shape.flags & FT_LAYER_WEIGHT_ON_INPUT;
-  std::vector<double> results(size_t(job.shape.rows) * hidden);
+  std::vector<double> values(size_t(job.shape.rows) * hidden), magnitudes(values.size());
   for (size_t pair = 0; pair < job.routes.size(); pair++) {
     if (job.routes[pair] < 0) continue;
     size_t r = pair / topk;
@@ -213,20 +221,23 @@ inline std::vector<double> reference_results(const ReferenceLayer& layer, const 
       for (double& x : row) x = bf16_inside ? round_bf16(x * job.weights[pair]) : x * job.weights[pair];
     std::vector<double> y = reference_expert(layer, uint32_t(job.routes[pair]), row, bf16_inside);
     double factor = layer.shape.output_scale * (on_input ? 1 : job.weights[pair]);
-    for (uint32_t i = 0; i < hidden; i++) results[r * hidden + i] += factor * y[i];
+    for (uint32_t i = 0; i < hidden; i++) {
+      values[r * hidden + i] += factor * y[i];
+      magnitudes[r * hidden + i] += std::fabs(factor * y[i]);
+    }
   }
-  return results;
+  double magnitude = std::max(1e-30, *std::max_element(magnitudes.begin(), magnitudes.end()));
+  return {std::move(values), magnitude};
 }
 
-// Largest error over the largest magnitude; infinity when anything is not a number.
-inline double relative_error(const float* got, const std::vector<double>& expected) {
-  double error = 0, magnitude = 1e-30;
-  for (size_t i = 0; i < expected.size(); i++) {
+// Largest error over the magnitude; infinity when anything is not a number.
+inline double relative_error(const float* got, const ReferenceResults& expected) {
+  double error = 0;
+  for (size_t i = 0; i < expected.values.size(); i++) {
     if (!std::isfinite(got[i])) return INFINITY;
-    error = std::max(error, std::fabs(got[i] - expected[i]));
-    magnitude = std::max(magnitude, std::fabs(expected[i]));
+    error = std::max(error, std::fabs(got[i] - expected.values[i]));
   }
-  return error / magnitude;
+  return error / expected.magnitude;
 }
 
 }  // namespace testing

@@ -67,7 +67,9 @@ FT_INLINE uint64_t sum_words(const void* data, size_t bytes) {
   }
   for (; i < bytes / 64; i++) a = _mm512_add_epi64(a, _mm512_load_si512(p + i));
   a = _mm512_add_epi64(_mm512_add_epi64(a, b), _mm512_add_epi64(c, d));
-  return uint64_t(_mm512_reduce_add_epi64(a));
+  alignas(64) uint64_t lanes[8];
+  _mm512_store_si512(lanes, a);
+  return lanes[0] + lanes[1] + lanes[2] + lanes[3] + lanes[4] + lanes[5] + lanes[6] + lanes[7];
 }
 
 }  // namespace ft::FT_TARGET
