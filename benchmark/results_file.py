@@ -67,7 +67,7 @@ def write(path: Path, name: str, metrics: dict[str, float], replace: bool = True
         "machine": machine_section(),
         "versions": versions_section(),
         "command": command_line(),
-        "metrics": {**old, **{key: round(value, 4) for key, value in metrics.items()}},
+        "metrics": {**old, **{key: float(f"{value:.6g}") for key, value in metrics.items()}},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")
