@@ -8,6 +8,7 @@ processes are forked too instead of spawned.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -94,15 +95,17 @@ def import_everything() -> None:
     from sglang_ft.engine import cpu_platform
 
     os.environ.update(cpu_platform.environment(), HF_HUB_OFFLINE="1")
-    import sglang.srt.entrypoints.http_server
-    import sglang.srt.managers.detokenizer_manager
-    import sglang.srt.managers.scheduler
-
-    import sglang_ft.engine.entry
-    import sglang_ft.engine.experts
-    import sglang_ft.engine.loader
-    import sglang_ft.engine.routes  # noqa: F401
-
+    for module in (
+        "sglang.srt.entrypoints.http_server",
+        "sglang.srt.managers.detokenizer_manager",
+        "sglang.srt.managers.scheduler",
+        "sglang.srt.models.registry",
+        "sglang_ft.engine.entry",
+        "sglang_ft.engine.experts",
+        "sglang_ft.engine.loader",
+        "sglang_ft.engine.routes",
+    ):
+        importlib.import_module(module)
     # SGLang asks for spawned children, which would import everything again.
     multiprocessing.set_start_method("fork")
     multiprocessing.set_start_method = lambda *args, **kwargs: None
