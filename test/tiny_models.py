@@ -214,7 +214,7 @@ def deepseek_v2() -> transformers.PreTrainedConfig:
         topk_group=1,
         topk_method="greedy",
         norm_topk_prob=False,
-        routed_scaling_factor=1.0,
+        routed_scaling_factor=1.5,
     )
 
 

@@ -1,7 +1,7 @@
 """Softmax attention over gathered keys and values, in torch.
 
-One function for decode and prefill, grouped heads, sliding windows, attention sinks and capped logits. Scores
-and sums are float32 whatever the inputs are.
+One function for decode and prefill, grouped heads, sliding windows, attention sinks and capped logits, and the
+grouping of requests that decode together. Scores and sums are float32 whatever the inputs are.
 """
 
 from __future__ import annotations
@@ -102,3 +102,30 @@ def visible(query: torch.Tensor, key: torch.Tensor, scoring: Scoring) -> torch.T
     """bool: whether the key position is seen from the query position."""
     seen = key <= query if scoring.causal else torch.ones_like(key <= query)
     return seen & (key >= query - scoring.window) if scoring.window is not None else seen
+
+
+class DecodeGroup(NamedTuple):
+    """Requests of similar length that decode together."""
+
+    rows: torch.Tensor  # [b] rows of the batch
+    slots: torch.Tensor  # [b, n] KV slots, right-aligned: the newest token is the last column
+    mask: torch.Tensor  # [b, 1, n] bool
+
+
+def decode_groups(
+    lengths: torch.Tensor, req_to_token: torch.Tensor, requests: torch.Tensor, window: int | None
+) -> list[DecodeGroup]:
+    """Groups requests whose visible lengths [B] share a power of two: at most half of what is read is padding."""
+    seen = lengths if window is None else lengths.clamp(max=window + 1)
+    buckets = torch.log2(seen.double()).floor().long()
+    groups = []
+    for bucket in buckets.unique().tolist():
+        rows = (buckets == bucket).nonzero().squeeze(1)
+        width = int(seen[rows].max())
+        # Columns count back from the newest token, which every request has.
+        back = torch.arange(width - 1, -1, -1)
+        mask = back < seen[rows].unsqueeze(1)
+        columns = (lengths[rows].unsqueeze(1) - 1 - back).clamp(min=0)
+        slots = req_to_token[requests[rows].unsqueeze(1), columns].long()
+        groups.append(DecodeGroup(rows, slots, mask.unsqueeze(1)))
+    return groups

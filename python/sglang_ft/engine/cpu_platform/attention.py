@@ -8,7 +8,7 @@ kernels replacements.py replaces.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
@@ -18,16 +18,14 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES
 
-from sglang_ft.engine.cpu_platform.attend import Scoring, attend, attend_sequence
+from sglang_ft.engine.cpu_platform.attend import (
+    DecodeGroup,
+    Scoring,
+    attend,
+    attend_sequence,
+    decode_groups,
+)
 from sglang_ft.engine.cpu_platform.defaults import ATTENTION_BACKEND
-
-
-class DecodeGroup(NamedTuple):
-    """Requests of similar length that decode together."""
-
-    rows: torch.Tensor  # [b] rows of the batch
-    slots: torch.Tensor  # [b, n] KV slots, right-aligned: the newest token is the last column
-    mask: torch.Tensor  # [b, 1, n] bool
 
 
 class TorchAttention(AttentionBackend):
@@ -121,10 +119,11 @@ class TorchAttention(AttentionBackend):
 
     def _cached(self, layer: RadixAttention, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [..., G, D] and values [..., G, E] at `slots` [...]."""
-        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)[slots]
-        value_buffer = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
-        if keys.shape[-1] != layer.v_head_dim and keys.shape[-2] == 1 and layer.tp_v_head_num == 1:
-            # Latent attention: the value is the first part of the key, so the rows need be read only once.
+        pool, index = self.token_to_kv_pool, layer.layer_id
+        key_buffer, value_buffer = pool.get_key_buffer(index), pool.get_value_buffer(index)
+        keys = key_buffer[slots]
+        if value_buffer.data_ptr() == key_buffer.data_ptr():
+            # Latent attention: a value is the first part of its key, so the rows need be read only once.
             return keys, keys[..., : layer.v_head_dim]
         return keys, value_buffer[slots]
 
@@ -138,25 +137,6 @@ class TorchAttention(AttentionBackend):
                 window,
             )
         return self._groups[window]
-
-
-def decode_groups(
-    lengths: torch.Tensor, req_to_token: torch.Tensor, requests: torch.Tensor, window: int | None
-) -> list[DecodeGroup]:
-    """Groups requests whose visible lengths [B] share a power of two: at most half of what is read is padding."""
-    seen = lengths if window is None else lengths.clamp(max=window + 1)
-    buckets = torch.log2(seen.double()).floor().long()
-    groups = []
-    for bucket in buckets.unique().tolist():
-        rows = (buckets == bucket).nonzero().squeeze(1)
-        width = int(seen[rows].max())
-        # Columns count back from the newest token, which every request has.
-        back = torch.arange(width - 1, -1, -1)
-        mask = back < seen[rows].unsqueeze(1)
-        columns = (lengths[rows].unsqueeze(1) - 1 - back).clamp(min=0)
-        slots = req_to_token[requests[rows].unsqueeze(1), columns].long()
-        groups.append(DecodeGroup(rows, slots, mask.unsqueeze(1)))
-    return groups
 
 
 def scoring_of(layer: RadixAttention, sinks: torch.Tensor | None) -> Scoring:

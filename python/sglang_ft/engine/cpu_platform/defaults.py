@@ -24,8 +24,9 @@ SERVER_ARGS: dict[str, Any] = {
     "chunked_prefill_size": 2048,
     "max_running_requests": MAX_RUNNING_REQUESTS,
     "max_total_tokens": MAX_TOTAL_TOKENS,
-    # Of the memory that is free at start; what remains is for activations and other programs.
-    "mem_fraction_static": 0.9,
+    # Of the memory that is free at start, experts and dense weights included; what remains is for activations.
+    # The KV cache stays far below it unless memory is short: MAX_TOTAL_TOKENS bounds it.
+    "mem_fraction_static": 0.97,
     "moe_runner_backend": "triton",
 }
 
@@ -71,7 +72,12 @@ def refuse(server_args: Any) -> None:
         problems.append(
             f"--speculative-algorithm {server_args.speculative_algorithm}: not supported without a GPU"
         )
-    for flag in ("enable_torch_compile", "enable_deterministic_inference", "enable_lora", "enable_mixed_chunk"):
+    for flag in (
+        "enable_torch_compile",
+        "enable_deterministic_inference",
+        "enable_lora",
+        "enable_mixed_chunk",
+    ):
         if getattr(server_args, flag):
             problems.append(f"--{flag.replace('_', '-')}: not supported without a GPU")
     for flag in ("tp_size", "pp_size", "dp_size", "ep_size"):
