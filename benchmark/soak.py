@@ -36,6 +36,7 @@ MIB = 1 << 20
 CONTEXT_LENGTH = 4096
 # Small pools, so that all of their memory is touched during the warm-up and what grows later is a leak.
 SERVER_FLAGS = ("--context-length", str(CONTEXT_LENGTH), "--max-total-tokens", "16384")
+SERVER_FLAGS += ("--max-running-requests", "16")
 WARM_UP_S = 60
 SAMPLE_S = 5
 REPLACEMENT_S = 20  # so long after a kill of the worker, requests may fail with 503
@@ -238,6 +239,8 @@ def memory(server: Server) -> dict[str, Sample]:
     """Of each process of the server that is alive, by name."""
     found = {}
     for name, process in server.children().items():
+        if name.startswith("python"):
+            continue  # the tracker of multiprocessing
         with contextlib.suppress(psutil.Error):
             info = process.memory_full_info()
             found[name.removeprefix("sglang::")] = Sample(info.pss, info.uss)
