@@ -79,6 +79,7 @@ def stop(pid: int) -> None:
 def main() -> None:
     """Imports, then forks a server for each line of standard input and answers with its process id."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    children = []
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import_everything()
@@ -87,8 +88,12 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             serve(request["arguments"], request["log"])
+        children.append(pid)
         replies.write(f"{pid}\n")
         replies.flush()
+    for pid in children:  # whoever asked for them is gone
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def import_everything() -> None:

@@ -32,6 +32,9 @@ def environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         # OpenMP threads that poll between torch operations take the cores that run the experts.
         "OMP_WAIT_POLICY": "PASSIVE",
+        # SGLang compiles small functions (top-k, penalties) at first use: without a GPU that takes many seconds of
+        # a C++ compiler in the middle of a request, to gain microseconds.
+        "TORCH_COMPILE_DISABLE": "1",
         # After a crash SGLang would wait more than a minute for traces of a GPU.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
