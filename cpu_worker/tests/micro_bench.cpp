@@ -161,7 +161,10 @@ int main(int argc, char** argv) {
       times.push_back(elapsed);
     } while (now_ns() < end);
     double products = 6.0 * rows * bench.s.topk * bench.s.hidden * bench.s.intermediate;
-    printf("rows %4u: share %.3f  experts %6.2f GB/s  read %6.2f GB/s  %9.1f us  %7.1f GFLOP/s\n", rows,
-           median(shares), median(rates), median(reads), median(times) / 1e3, products / median(times));
+    double best = *std::max_element(rates.begin(), rates.end());
+    printf(
+        "rows %4u: share %.3f  experts %6.2f (best %6.2f) GB/s  read %6.2f GB/s  %9.1f us  %7.1f GFLOP/s\n",
+        rows, median(shares), median(rates), best, median(reads), median(times) / 1e3,
+        products / median(times));
   }
 }

@@ -48,9 +48,22 @@ FT_INLINE void prefetch_tiles(const WeightTiles& w, uint32_t k) {
     for (uint32_t i = 0; i < kTile; i++) __builtin_prefetch(w.block[b] + i * w.stride + k, 0, 2);
 }
 
-// c [A][B][16][16] = weight block a . row block b. Row blocks follow each other in x. `next` (may be null) is
-// fetched meanwhile.
-template <int A, int B>
+// Weights are fetched this many columns ahead: the loads of a tile touch 16 rows, mostly in as many pages,
+// more streams than a hardware prefetcher follows.
+constexpr uint32_t kFetchAhead = 256;
+
+// While columns [k, k + 32) of w are multiplied, fetches from w and then from the beginning of `next`.
+FT_INLINE void fetch_ahead(const WeightTiles& w, const WeightTiles* next, uint32_t k, uint32_t ins) {
+  uint32_t ahead = k + kFetchAhead;
+  if (ahead < ins)
+    prefetch_tiles(w, ahead);
+  else if (next)
+    prefetch_tiles(*next, ahead - ins);
+}
+
+// c [A][B][16][16] = weight block a . row block b. Row blocks follow each other in x. FETCH: w is not in the
+// cache yet; `next` (may be null) follows it.
+template <int A, int B, bool FETCH>
 inline void multiply_tiles(const WeightTiles& w, const uint16_t* x, uint32_t ins, const WeightTiles* next,
                            float* c) {
   size_t stride = w.stride * sizeof(uint16_t);
@@ -60,7 +73,7 @@ inline void multiply_tiles(const WeightTiles& w, const uint16_t* x, uint32_t ins
   _tile_zero(2);
   _tile_zero(3);
   for (uint32_t k = 0; k < ins; k += kTileK) {
-    if (next) prefetch_tiles(*next, k);
+    if constexpr (FETCH) fetch_ahead(w, next, k, ins);
     _tile_loadd(4, w.block[0] + k, stride);
     _tile_loadd(6, x + size_t(k) * kTile, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -80,12 +93,21 @@ inline void multiply_tiles(const WeightTiles& w, const uint16_t* x, uint32_t ins
   if constexpr (A == 2 && B == 2) _tile_stored(3, c + 3 * kTileFloats, 64);
 }
 
+template <bool FETCH>
 FT_INLINE void multiply_tiles(const WeightTiles& w, const uint16_t* x, uint32_t row_blocks, uint32_t ins,
                               const WeightTiles* next, float* c) {
-  if (w.count == 2 && row_blocks == 2) return multiply_tiles<2, 2>(w, x, ins, next, c);
-  if (w.count == 2) return multiply_tiles<2, 1>(w, x, ins, next, c);
-  if (row_blocks == 2) return multiply_tiles<1, 2>(w, x, ins, next, c);
-  multiply_tiles<1, 1>(w, x, ins, next, c);
+  if (w.count == 2 && row_blocks == 2) return multiply_tiles<2, 2, FETCH>(w, x, ins, next, c);
+  if (w.count == 2) return multiply_tiles<2, 1, FETCH>(w, x, ins, next, c);
+  if (row_blocks == 2) return multiply_tiles<1, 2, FETCH>(w, x, ins, next, c);
+  multiply_tiles<1, 1, FETCH>(w, x, ins, next, c);
+}
+
+// The first rows of a piece bring the weights into the cache for the others.
+FT_INLINE void multiply_tiles(const WeightTiles& w, const WeightTiles* next, const uint16_t* x, uint32_t row,
+                              uint32_t row_blocks, uint32_t ins, float* c) {
+  const uint16_t* from = x + size_t(row) * ins;
+  if (row == 0) return multiply_tiles<true>(w, from, row_blocks, ins, next, c);
+  multiply_tiles<false>(w, from, row_blocks, ins, nullptr, c);
 }
 
 // Transposes a 16 x 16 matrix of 32-bit elements held in 16 registers.
@@ -143,11 +165,10 @@ struct AmxKernels {
     uint16_t* h = static_cast<uint16_t*>(a.h);
     uint32_t step = a.activation.gated ? kTile : 2 * kTile;
     for (uint32_t f = a.begin; f < a.end; f += step) {
-      WeightTiles w = gate_up_tiles(a, f), next = gate_up_tiles(a, f + step < a.end ? f + step : f);
+      WeightTiles w = gate_up_tiles(a, f), next = gate_up_tiles(a, f + step);
       for (uint32_t r = 0; r < a.rows; r += 2 * kTile) {
         uint32_t blocks = a.rows - r > kTile ? 2 : 1;
-        const WeightTiles* wanted = r == 0 && f + step < a.end ? &next : nullptr;
-        multiply_tiles(w, x + size_t(r) * a.weights.ins, blocks, a.weights.ins, wanted, a.scratch);
+        multiply_tiles(w, f + step < a.end ? &next : nullptr, x, r, blocks, a.weights.ins, a.scratch);
         for (uint32_t b = 0; b < blocks; b++)
           finish_h(a, f, a.scratch + b * kTileFloats, blocks * kTileFloats,
                    h + size_t(r + b * kTile) * a.intermediate);
@@ -159,12 +180,12 @@ struct AmxKernels {
   static void down(const DownArgs& a) {
     configure_tiles();
     const uint16_t* h = static_cast<const uint16_t*>(a.h);
-    for (uint32_t o = a.begin; o < a.end; o += 2 * kTile) {
-      WeightTiles w = down_tiles(a, o), next = down_tiles(a, o + 2 * kTile < a.end ? o + 2 * kTile : o);
+    constexpr uint32_t step = 2 * kTile;
+    for (uint32_t o = a.begin; o < a.end; o += step) {
+      WeightTiles w = down_tiles(a, o), next = down_tiles(a, o + step);
       for (uint32_t r = 0; r < a.rows; r += 2 * kTile) {
         uint32_t blocks = a.rows - r > kTile ? 2 : 1;
-        const WeightTiles* wanted = r == 0 && o + 2 * kTile < a.end ? &next : nullptr;
-        multiply_tiles(w, h + size_t(r) * a.weights.ins, blocks, a.weights.ins, wanted, a.scratch);
+        multiply_tiles(w, o + step < a.end ? &next : nullptr, h, r, blocks, a.weights.ins, a.scratch);
         for (uint32_t t = 0; t < w.count; t++)
           for (uint32_t b = 0; b < blocks; b++)
             store_partial(a, o + t * kTile, r + b * kTile, a.scratch + (t * blocks + b) * kTileFloats);
