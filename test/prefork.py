@@ -78,20 +78,26 @@ def stop(pid: int) -> None:
 
 def main() -> None:
     """Imports, then forks a server for each line of standard input and answers with its process id."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    children = []
+    children: set[int] = set()
+
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                children.discard(pid)
+
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import_everything()
+    signal.signal(signal.SIGCHLD, reap)
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
             serve(request["arguments"], request["log"])
-        children.append(pid)
+        children.add(pid)
         replies.write(f"{pid}\n")
         replies.flush()
-    for pid in children:  # whoever asked for them is gone
+    for pid in list(children):  # whoever asked for them is gone
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 

@@ -89,7 +89,7 @@ def few_requests(count: int, lengths: list[int]) -> Callable:
 
 
 def many_requests(url: str, reference: family_check.Reference) -> family_check.Comparison:
-    batch = family_check.prompts(64, [1, 7, 20, 33, 64, 90], seed=64)
+    batch = family_check.prompts(64, [1, 7, 12, 20, 33, 64], seed=64)
     return reference.compare_all(family_check.ask(url, batch, new_tokens=6, of_prompt=False), MAX_ERROR)
 
 
