@@ -1,7 +1,8 @@
 """Keeps a cpu_worker process alive over one pool and ring, and runs jobs on it.
 
-A worker that dies or stalls is replaced on the same pool; the job it left behind is a pure function of its
-block and is run again. A job that outlives two workers, or finds none for RECOVER_S, fails with WorkerError.
+A worker that dies or hangs is replaced on the same pool; one that merely gets no CPU time is left alone. The job
+left behind is a pure function of its block and is run again. A job that outlives two workers, or finds none for
+RECOVER_S, fails with WorkerError.
 
 Threads: the caller (one) runs jobs. The watch thread alone starts, kills and reaps worker processes; it
 lives as long as the supervisor because the kernel ties "die with your parent" to the thread that forked.
@@ -27,6 +28,7 @@ import torch
 from sglang_ft.errors import FtError, WorkerError
 from sglang_ft.worker import native
 from sglang_ft.worker import protocol as p
+from sglang_ft.worker.liveness import cpu_seconds, is_starved
 from sglang_ft.worker.ring import JobOutcome, Ring
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ START_S = 30.0
 """A worker that is not ready by then counts as failed: it maps two files and starts threads."""
 RECOVER_S = 4.0
 """A job fails when no worker has been there for this long."""
+STARVED_STALLS = 10
+"""A worker without progress for so many stall times counts as hung, however little CPU time it got."""
 MAX_RUNS = 2
 """Workers that one job may wear out."""
 LOST = 100
@@ -221,16 +225,23 @@ class Supervisor:
         pidfd = os.pidfd_open(process.pid)
         stalled = False
         try:
-            last, since = -1, time.monotonic()
+            last, moved = -1, time.monotonic()
+            since, cpu = moved, 0.0
             while not self._stopping.is_set():
                 if select.select([pidfd, self._wake_read], [], [], 0.1)[0]:
                     break
                 progress = self.ring.header.progress
+                now = time.monotonic()
                 if progress != last or not self.ring.outstanding():
-                    last, since = progress, time.monotonic()
-                elif time.monotonic() - since > self.options.stall_s:
+                    last, moved = progress, now
+                elif now - since <= self.options.stall_s:
+                    continue
+                elif now - moved > STARVED_STALLS * self.options.stall_s or not is_starved(
+                    process.pid, cpu, now - since
+                ):
                     stalled = True
                     break
+                since, cpu = now, cpu_seconds(process.pid)
         finally:
             os.close(pidfd)
         self._ready.clear()
