@@ -63,10 +63,12 @@ CHATS: dict[str, tuple[Callable[[Values], tuple[list, list]], float]] = {
 TEXT_SHARE = 0.1
 
 
-def make_sample(seed: int, held_out: bool = False, kind: str | None = None) -> Sample:
+def make_sample(
+    seed: int, held_out: bool = False, kind: str | None = None, new_wordings: bool | None = None
+) -> Sample:
     """The sample of a seed; the same arguments always give the same sample."""
     rng = random.Random(f"{held_out}/{seed}")
-    values = Values(rng, held_out)
+    values = Values(rng, held_out, new_wordings)
     if kind is None and rng.random() < TEXT_SHARE:
         make = rng.choice([text.english, text.english, text.fact_list, text.code])
         return Sample("text", text=make(values))

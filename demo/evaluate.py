@@ -1,10 +1,12 @@
-"""Measures the demo model on held-out requests by greedy generation with transformers.
+"""Measures the demo model on held-out requests by greedy generation, with transformers or on a running server.
 
-The held-out split has values, wordings and made-up tools that no training sample has (facts are the world's own,
-asked in unseen wordings). An item is right when all of it is right: every call's tool and arguments, the whole
-answer, or, where a tool's result may be told in several ways, every value of the expected sentence.
+Twice: with values and made-up tools that no training sample has, in wordings that some have (`held_out_values`);
+and in wordings that none has either (`held_out_wordings`). An item is right when all of it is right: every call's
+tool and arguments, the whole answer, or, where a tool's result may be told in several ways, every value of the
+expected sentence.
 
     python -m demo.evaluate --items 1500 --device cuda --log demo/training_log.json
+    python -m demo.evaluate --items 600 --server http://127.0.0.1:30000
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ def items_of(sample: Sample, turn_kind: str) -> Iterator[Item]:
         yield Item(part, sample.messages[:i], sample.tools, sample.thinking, target)
 
 
-def held_out_items(count: int, first: int = 0) -> list[Item]:
+def held_out_items(count: int, new_wordings: bool, first: int = 0) -> list[Item]:
     """About `count` items over all kinds, by the weights of KINDS."""
     items: list[Item] = []
     total = sum(KINDS.values())
     for kind, weight in KINDS.items():
         wanted, found, seed = max(1, int(count * weight / total)), 0, first
         while found < wanted:
-            for item in items_of(make_sample(seed, held_out=True, kind=kind), kind):
+            for item in items_of(make_sample(seed, True, kind, new_wordings), kind):
                 items.append(item)
                 found += 1
             seed += 1
@@ -111,14 +113,12 @@ def is_right(item: Item, answer: str) -> bool:
 
 
 class Model:
-    """The checkpoint under transformers."""
+    """Renders prompts with the checkpoint's own chat template; heirs generate."""
 
-    def __init__(self, path: Path, device: str) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(device).eval()
-        self.device = device
 
     def prompt(self, item: Item) -> str:
         """The rendered prompt of an item."""
@@ -127,9 +127,23 @@ class Model:
             enable_thinking=item.thinking,
         )  # fmt: skip
 
+    def greedy(self, prompts: list[str], limit: int) -> list[str]:
+        """Greedy continuations of at most `limit` tokens, up to the end of the turn."""
+        raise NotImplementedError
+
+
+class LocalModel(Model):
+    """The checkpoint under transformers."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        super().__init__(path)
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(device).eval()
+        self.device = device
+
     @torch.inference_mode()
     def greedy(self, prompts: list[str], limit: int) -> list[str]:
-        """Greedy continuations up to the end of the turn."""
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(
             self.device
         )
@@ -139,6 +153,29 @@ class Model:
         )  # fmt: skip
         texts = self.tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=False)
         return [re.split(r"<\|im_end\|>|<\|endoftext\|>", t)[0] for t in texts]
+
+
+class ServedModel(Model):
+    """The checkpoint on a running server."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        super().__init__(path)
+        self.url = url
+
+    def greedy(self, prompts: list[str], limit: int) -> list[str]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import httpx
+
+        def one(prompt: str) -> str:
+            sampling = {"temperature": 0, "max_new_tokens": limit, "skip_special_tokens": False}
+            body = {"text": prompt, "sampling_params": sampling}
+            return (
+                httpx.post(self.url + "/generate", json=body, timeout=600).raise_for_status().json()["text"]
+            )
+
+        with ThreadPoolExecutor(32) as pool:
+            return [re.split(r"<\|im_end\|>|<\|endoftext\|>", t)[0] for t in pool.map(one, prompts)]
 
 
 def evaluate(model: Model, items: list[Item], batch: int, limit: int, show: int = 0) -> dict[str, Any]:
@@ -169,22 +206,25 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=HERE / "model", help="the checkpoint")
     parser.add_argument("--items", type=int, default=300, help="about how many held-out items")
     parser.add_argument("--device", default="cpu", help="cuda or cpu")
+    parser.add_argument("--server", help="address of a server that runs the checkpoint, in place of --device")
     parser.add_argument("--batch", type=int, default=64, help="prompts generated at once")
     parser.add_argument("--limit", type=int, default=256, help="most tokens of an answer")
     parser.add_argument("--show", type=int, default=0, help="print so many wrong items")
     parser.add_argument("--log", type=Path, help="training log that gets the result as `held_out`")
     args = parser.parse_args()
     begin = time.time()
-    scores = evaluate(
-        Model(args.model, args.device), held_out_items(args.items), args.batch, args.limit, args.show
-    )
-    for name, score in scores.items():
-        print(f"{name:36} {score['right']:7.2%} of {score['items']}")
+    model = ServedModel(args.model, args.server) if args.server else LocalModel(args.model, args.device)
+    results = {}
+    for name, new_wordings in (("held_out_values", False), ("held_out_wordings", True)):
+        items = held_out_items(args.items, new_wordings)
+        results[name] = evaluate(model, items, args.batch, args.limit, args.show)
+        print(f"--- {name}")
+        for part, score in results[name].items():
+            print(f"{part:36} {score['right']:7.2%} of {score['items']}")
     print(f"{time.time() - begin:.0f} s")
     if args.log:
         log = json.loads(args.log.read_text())
-        log["held_out"] = scores
-        args.log.write_text(json.dumps(log, indent=1) + "\n")
+        args.log.write_text(json.dumps(log | results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

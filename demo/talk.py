@@ -44,7 +44,7 @@ def fact(values: Values) -> list[Message]:
     if rng.random() < 0.08:
         return _unknown(values)
     found = rng.choice(FACTS)
-    ask = rng.choice(found.asks(values.held_out))
+    ask = rng.choice(found.asks(values.new_wordings))
     if rng.random() < 0.15:
         ask = rng.choice(["Hi, ", "Hello! ", "Please answer: ", "I have a question. "]) + ask
     return [
@@ -59,7 +59,7 @@ def _unknown(values: Values) -> list[Message]:
     name = values.draw("name")
     while name in PEOPLE:
         name = values.draw("name")
-    asks = Fact(name, model.relation, "").asks(values.held_out)
+    asks = Fact(name, model.relation, "").asks(values.new_wordings)
     return [
         {"role": "user", "content": values.rng.choice(asks)},
         answer_message(UNKNOWN, f"I do not know {name}."),

@@ -153,8 +153,8 @@ def make_task(offer: Offer, values: Values, fixed: dict[str, Any] | None = None)
             continue
         chosen[param.slot] = rng.choice(param.choices) if param.choices else values.draw(param.kind)
     chosen.update(fixed or {})
-    form = rng.choice(offer.spec.wordings(values.held_out))
-    if not values.held_out and rng.random() < 0.08:
+    form = rng.choice(offer.spec.wordings(values.new_wordings))
+    if not values.new_wordings and rng.random() < 0.08:
         text = _direct(offer, chosen, rng)
     else:
         shown = {slot for slot in chosen if "{" + slot + "}" in form}
@@ -425,7 +425,7 @@ def unanswerable(values: Values) -> tuple[list[Message], list[dict]]:
         if spec.names[0] in group.split():
             avoid |= set(group.split())
     offers = pick_offers(values, [], rng.randint(1, 6), avoid)
-    task = make_task(make_offer(spec, rng), Values(rng, values.held_out))
+    task = make_task(make_offer(spec, rng), Values(rng, values.held_out, values.new_wordings))
     return [
         {"role": "user", "content": task.text},
         answer_message(rng.choice(REFUSALS), "None of the tools does this. I say so."),

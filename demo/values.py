@@ -75,9 +75,11 @@ def is_held_out(value: str) -> bool:
 class Values:
     """Draws values of one split from one random generator."""
 
-    def __init__(self, rng: random.Random, held_out: bool = False) -> None:
+    def __init__(self, rng: random.Random, held_out: bool = False, new_wordings: bool | None = None) -> None:
+        """`new_wordings`: requests in words that no training sample has; by default those of the same split."""
         self.rng = rng
         self.held_out = held_out
+        self.new_wordings = held_out if new_wordings is None else new_wordings
 
     def draw(self, kind: str) -> Any:
         """A value of a kind: a string of this split, or a number or truth value.

@@ -18,6 +18,8 @@ from sglang_ft.api import request_checks
 from sglang_ft.api.stream_refusals import REFUSAL
 from sglang_ft.engine.hook import Hook
 
+FAILURE = "sglang_ft.failure"  # key in a request's scope: the HTTPException that ended its generation
+
 
 def hooks() -> list[Hook]:
     """Hooks for the HTTP process."""
@@ -71,7 +73,7 @@ def _before_validate(manager: Any, request: Any, input_ids: Any) -> None:
 
 
 async def _generate(original: Callable, manager: Any, obj: Any, request: Any = None) -> AsyncIterator[Any]:
-    """Leaves the reason of a refusal where StreamRefusals finds it."""
+    """Leaves the reason of a refusal where StreamRefusals finds it, and a failure where responses.py does."""
     try:
         async with aclosing(original(manager, obj, request)) as outputs:
             async for output in outputs:
@@ -82,4 +84,8 @@ async def _generate(original: Callable, manager: Any, obj: Any, request: Any = N
             and getattr(e, "status_code", HTTPStatus.BAD_REQUEST) == HTTPStatus.BAD_REQUEST
         ):
             request.scope[REFUSAL] = str(e)
+        raise
+    except HTTPException as e:
+        if request is not None:
+            request.scope[FAILURE] = e
         raise

@@ -1,6 +1,7 @@
 """/v1/responses as the openai package reads it: usage by its names, and a bounded memory for past responses.
 
-SGLang names the token counts right only in streams, and keeps every stored response for ever.
+SGLang names the token counts right only in streams, keeps every stored response for ever, and answers 400 where
+the server failed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from sglang.srt.entrypoints.openai.protocol import ResponsesResponse
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_ft.engine.hook import Hook
+from sglang_ft.engine.requests import FAILURE
 
 MAX_STORED = 1000
 
@@ -41,7 +43,7 @@ def hooks() -> list[Hook]:
             _bound,
             f"(self, tokenizer_manager, template_manager, {options})",
         ),
-        Hook(f"{target}.create_responses", HookType.AROUND, _renamed, "(self, request, raw_request=None)"),
+        Hook(f"{target}.create_responses", HookType.AROUND, _create, "(self, request, raw_request=None)"),
         Hook(f"{target}.retrieve_responses", HookType.AROUND, _renamed, "(self, response_id)"),
     ]
 
@@ -51,6 +53,13 @@ def _bound(result: None, serving: Any, *args: Any, **kwargs: Any) -> None:
     serving.response_store = Newest(MAX_STORED)
     # Also holds the messages of requests that failed; a stored response must find its own.
     serving.msg_store = Newest(2 * MAX_STORED)
+
+
+async def _create(original: Callable, serving: Any, request: Any, raw_request: Any = None) -> Any:
+    response = await _renamed(original, serving, request, raw_request)
+    if raw_request is not None and (failure := raw_request.scope.get(FAILURE)):
+        raise failure  # SGLang made a 400 of it
+    return response
 
 
 async def _renamed(original: Callable, *args: Any, **kwargs: Any) -> Any:
