@@ -80,6 +80,19 @@ class Server:
             time.sleep(0.1)
         return value
 
+    def jobs_when_idle(self, timeout: float = 30) -> float:
+        """Jobs run by the worker, once that number stands still; raises when it does not in time."""
+        name, deadline = "sglang_ft_worker_jobs_total", time.monotonic() + timeout
+        before = self.metrics(name).get(name, 0.0)
+        while True:
+            time.sleep(1)
+            now = self.metrics(name).get(name, 0.0)
+            if now == before:
+                return now
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the worker is still at work after {timeout} s")
+            before = now
+
     def children(self) -> dict[str, psutil.Process]:
         """The server's processes by name; 'main' is the HTTP process."""
         main = psutil.Process(self.process.pid)

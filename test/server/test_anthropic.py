@@ -77,11 +77,11 @@ def test_message_start_names_the_input_tokens(demo_server: Server, anthropic_cli
 def test_count_tokens_is_exact_and_generates_nothing(demo_server: Server, anthropic_client, weather):
     tool = {"name": weather["name"], "description": "x", "input_schema": weather["parameters"]}
     request = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hello!"}], "tools": [tool]}
-    jobs = demo_server.metrics()["sglang_ft_worker_jobs_total"]
+    jobs = demo_server.jobs_when_idle()
     counted = anthropic_client.messages.count_tokens(model=MODEL, **request).input_tokens
     plain = anthropic_client.messages.count_tokens(model=MODEL, messages=request["messages"]).input_tokens
     assert plain < counted
-    assert demo_server.metrics()["sglang_ft_worker_jobs_total"] == jobs
+    assert demo_server.jobs_when_idle() == jobs
     usage = anthropic_client.messages.create(model=MODEL, max_tokens=1, **request).usage
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
 
