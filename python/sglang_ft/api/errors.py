@@ -43,7 +43,10 @@ def answer(path: str, status: int, message: str) -> JSONResponse:
 def body(path: str, status: int, message: str) -> dict[str, Any]:
     """The error object of the API that `path` belongs to: Anthropic's, OpenAI's newer, or SGLang's own."""
     if path.startswith("/v1/messages"):
-        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+        kind = {503: "overloaded_error"}.get(
+            status, "api_error" if status >= 500 else "invalid_request_error"
+        )
+        return {"type": "error", "error": {"type": kind, "message": message}}
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
     if path.startswith("/v1/responses"):
         return {"error": error}

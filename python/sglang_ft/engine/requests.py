@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_ft.api import request_checks
+from sglang_ft.api import errors, request_checks
 from sglang_ft.api.stream_refusals import REFUSAL
 from sglang_ft.engine.hook import Hook
 
@@ -43,6 +43,12 @@ def hooks() -> list[Hook]:
             HookType.AROUND,
             _generate,
             "(self, obj, request=None)",
+        ),
+        Hook(
+            f"{entrypoints}.anthropic.serving.AnthropicServing.handle_messages",
+            HookType.AROUND,
+            _handle_messages,
+            "(self, request, raw_request)",
         ),
     ]
 
@@ -89,3 +95,10 @@ async def _generate(original: Callable, manager: Any, obj: Any, request: Any = N
         if request is not None:
             request.scope[FAILURE] = e
         raise
+
+
+async def _handle_messages(original: Callable, serving: Any, request: Any, raw_request: Any) -> Any:
+    """Answers with the status of a failure; SGLang says 500 to all of them."""
+    response = await original(serving, request, raw_request)
+    failure = raw_request.scope.get(FAILURE)
+    return errors.answer(raw_request.url.path, failure.status_code, failure.detail) if failure else response
