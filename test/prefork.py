@@ -106,7 +106,7 @@ def main() -> None:
 def import_everything() -> None:
     from sglang_ft.engine import cpu_platform
 
-    os.environ.update(cpu_platform.environment(), HF_HUB_OFFLINE="1")
+    os.environ.update(cpu_platform.environment() | cpu_platform.required_environment(), HF_HUB_OFFLINE="1")
     for module in (
         "sglang.srt.entrypoints.http_server",
         "sglang.srt.managers.detokenizer_manager",

@@ -76,6 +76,17 @@ def keep_killing(server: Server):
         thread.join()
 
 
+def test_an_idle_server_burns_no_core(server):
+    output(generate(server))
+    time.sleep(2)
+    processes = server.children().values()
+    before = sum(sum(p.cpu_times()[:2]) for p in processes)
+    time.sleep(4)
+    assert sum(sum(p.cpu_times()[:2]) for p in processes) - before < 0.8, (
+        "a fifth of a core, all processes together"
+    )
+
+
 def test_a_request_survives_a_killed_worker_with_the_same_answer(server):
     expected = output(generate(server))
     before = restarts(server)

@@ -18,7 +18,7 @@ def test_platform_is_active_only_when_the_launcher_chose_it(monkeypatch: pytest.
     monkeypatch.setenv(cpu_platform.PLATFORM_VARIABLE, "gpu")
     assert cpu_platform.activate() is None
     monkeypatch.setenv(
-        cpu_platform.PLATFORM_VARIABLE, cpu_platform.environment()[cpu_platform.PLATFORM_VARIABLE]
+        cpu_platform.PLATFORM_VARIABLE, cpu_platform.required_environment()[cpu_platform.PLATFORM_VARIABLE]
     )
     assert cpu_platform.activate() == "sglang_ft.engine.cpu_platform.platform.TorchCpuPlatform"
 

@@ -23,6 +23,7 @@ from sglang_ft.worker import native, topology
 # What SGLang leaves off and our users expect; a flag of the user's comes later on the line and wins.
 _DEFAULTS = (
     "--enable-metrics",
+    "--sleep-on-idle",  # its scheduler would poll a core hot
     "--enable-cache-report",
     "--reasoning-parser",
     "auto",
@@ -61,6 +62,7 @@ def _choose_platform(config: FtConfig) -> None:
         raise FtError(
             "--ft-platform gpu: this version runs attention and experts on the CPU only; leave the flag out"
         )
+    os.environ.update(cpu_platform.required_environment())
     for name, value in cpu_platform.environment().items():
         os.environ.setdefault(name, value)
 

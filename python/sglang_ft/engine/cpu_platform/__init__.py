@@ -8,12 +8,12 @@ package must stay cheap and free of SGLang, because SGLang imports it in every p
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sglang_ft.engine.hook import Hook
 
-PLATFORM_VARIABLE = "SGLANG_FT_PLATFORM"
+PLATFORM_VARIABLE = "SGLANG_FT_LAUNCHED_ON"
 
 
 def activate() -> str | None:
@@ -23,29 +23,30 @@ def activate() -> str | None:
     return None
 
 
-def environment() -> dict[str, str]:
-    """Variables that the launcher sets before SGLang or torch is imported, unless the user set them."""
+def required_environment() -> dict[str, str]:
+    """Variables that the launcher sets before SGLang or torch is imported, whatever the user has there."""
     return {
         PLATFORM_VARIABLE: "cpu",
         "SGLANG_PLATFORM": "sglang_ft_cpu",
         # SGLang looks for CUDA by itself in many modules; a GPU that we do not use must stay unseen.
         "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def environment() -> dict[str, str]:
+    """Variables that the launcher sets unless the user did."""
+    return {
         # OpenMP threads that poll between torch operations take the cores that run the experts.
         "OMP_WAIT_POLICY": "PASSIVE",
         # SGLang compiles small functions (top-k, penalties) at first use: without a GPU that takes many seconds of
         # a C++ compiler in the middle of a request, to gain microseconds.
         "TORCH_COMPILE_DISABLE": "1",
+        # Kernels that oneDNN keeps, one a matrix shape: hundreds of kilobytes each, and prompts come in all lengths.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
         # After a crash SGLang would wait more than a minute for traces of a GPU.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     }
-
-
-def server_arg_defaults() -> dict[str, Any]:
-    """ServerArgs fields that this platform sets when the user does not."""
-    from sglang_ft.engine.cpu_platform.defaults import SERVER_ARGS
-
-    return dict(SERVER_ARGS)
 
 
 def hooks() -> list[Hook]:

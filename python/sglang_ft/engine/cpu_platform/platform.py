@@ -12,7 +12,7 @@ import psutil
 import torch
 from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
 
-from sglang_ft.engine.cpu_platform import defaults
+from sglang_ft.engine.cpu_platform import defaults, heap
 
 
 class TorchCpuPlatform(SRTPlatform):
@@ -29,6 +29,7 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang_ft.engine.cpu_platform.attention import register
 
         register()
+        heap.start_trimming()
 
     def get_default_attention_backend(self) -> str:
         return defaults.ATTENTION_BACKEND
