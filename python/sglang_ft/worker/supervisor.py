@@ -78,6 +78,7 @@ class Supervisor:
         self._process: subprocess.Popen | None = None
         self._stderr: IO[bytes] | None = None
         self._ready = threading.Event()
+        self._lost_at = time.monotonic()
         self._first_start = threading.Event()
         self._start_error: FtError | None = None
         self._stopping = threading.Event()
@@ -167,7 +168,7 @@ class Supervisor:
         return outcome
 
     def _wait_ready(self) -> None:
-        if not self._ready.wait(RECOVER_S):
+        if not self._ready.wait(max(0.0, self._lost_at + RECOVER_S - time.monotonic())):
             why = f": {self._start_error}" if self._start_error else ""
             raise WorkerError(f"no cpu_worker process for {RECOVER_S:.0f} s{why}")
 
@@ -244,6 +245,7 @@ class Supervisor:
                 since, cpu = now, cpu_seconds(process.pid)
         finally:
             os.close(pidfd)
+        self._lost_at = time.monotonic()
         self._ready.clear()
         self._kill()
         if self._stopping.is_set():
