@@ -57,9 +57,10 @@ class ExpertServing:
             return
         self.experts.pool.seal()
         layers = [layer.spec for layer in self.experts.plan.layers]
-        topk = max(layer.moe_runner_config.top_k or 1 for _, layer in self.experts.layers)
         rows = self.config.worker_max_rows or min(chunk_rows or _MAX_ROWS, _MAX_ROWS)
-        size = RingSize(self.config.worker_blocks, rows, topk, max(spec.hidden for spec in layers))
+        size = RingSize(
+            self.config.worker_blocks, rows, self.experts.topk, max(spec.hidden for spec in layers)
+        )
         spin_us = self.config.worker_spin_us if self.config.worker_spin_us >= 0 else _SPIN_US
         ring = Ring(size, self.experts.pool.file.size, spin_us * 1000)
         ring.write_layers(self.experts.plan)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 
@@ -44,6 +45,7 @@ class ExpertLayers:
         ]
         parents = {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in self.layers}
         specs = [layer_spec(name, layer, parents[name]) for name, layer in self.layers]
+        self.topk = max((num_routes(layer, parents[name]) for name, layer in self.layers), default=0)
         self.plan = plan_banks(specs)
         self.pool = ExpertPool(self.plan)
         self.worker: Supervisor | None = None
@@ -141,6 +143,14 @@ def layer_spec(name: str, layer: FusedMoE, parent: torch.nn.Module) -> LayerSpec
         act_alpha=config.gemm1_alpha or 0.0,
         act_limit=config.gemm1_clamp_limit or config.swiglu_limit or 0.0,
     )
+
+
+def num_routes(layer: FusedMoE, parent: torch.nn.Module) -> int:
+    """Experts that a row is routed to. Some models (OLMoE) tell only their router, not the layer."""
+    if layer.moe_runner_config.top_k is not None:
+        return layer.moe_runner_config.top_k
+    routers = [module for module in parent.children() if isinstance(module, TopK)]
+    return routers[0].topk_config.top_k if routers else layer.num_local_experts
 
 
 def _output_scale(layer: FusedMoE, parent: torch.nn.Module) -> float:
