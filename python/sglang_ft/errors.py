@@ -22,6 +22,10 @@ class MemoryBudgetError(FtError):
     """Something does not fit; the text gives the numbers."""
 
 
+class TraceError(FtError):
+    """A route trace cannot be read or written, or belongs to another model."""
+
+
 class HookError(FtError):
     """A hook into SGLang is missing or was written for another signature."""
 
