@@ -24,6 +24,9 @@ COMMANDS = {
         "sglang_ft.launch_server", "start the server; the same as python -m sglang_ft.launch_server"
     ),
     "doctor": Command("sglang_ft.cli.doctor", "check this machine; each problem comes with its cure"),
+    "bench": Command(
+        "sglang_ft.cli.bench", "replay route traces through the expert cache; write synthetic ones"
+    ),
     "collect-env": Command("sglang_ft.cli.environment", "print versions and hardware for a bug report"),
 }
 USER_ERROR = 2
