@@ -262,9 +262,11 @@ def find_locality(
     miss_rate: float,
     steps: int = 400,
     seed: int = 0,
+    split: Sequence[Split] | None = None,
 ) -> float:
     """The locality of `synthetic_trace` that gives LRU this miss rate when `share` of all experts have a slot.
 
+    By default every miss is filled; a split that fills fewer misses less, since what is routed once stays out.
     Bisection to 0.001 over traces of `steps` steps, the first half of them warm-up. Raises TraceError where even
     uniform routes miss less, or routes of locality 4 more.
     """
@@ -272,7 +274,7 @@ def find_locality(
 
     def rate(locality: float) -> float:
         trace = synthetic_trace(num_layers, num_experts, top_k, steps, locality, seed)
-        return replay(trace, slots, warmup=steps // 2).miss_rate
+        return replay(trace, slots, "lru", split, warmup=steps // 2).miss_rate
 
     low, high = 0.0, 4.0
     if not rate(high) <= miss_rate <= rate(low):
