@@ -37,7 +37,7 @@ CONTEXT_LENGTH = 4096
 # Small pools, so that all of their memory is touched during the warm-up and what grows later is a leak.
 SERVER_FLAGS = ("--context-length", str(CONTEXT_LENGTH), "--max-total-tokens", "16384")
 SERVER_FLAGS += ("--max-running-requests", "16")
-WARM_UP_S = 60
+WARM_UP_S = 300  # caches that have a bound (oneDNN kernels, prefixes) fill in this time
 SAMPLE_S = 5
 REPLACEMENT_S = 20  # so long after a kill of the worker, requests may fail with 503
 MAX_REQUESTS = 2_000_000

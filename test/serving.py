@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -30,11 +31,17 @@ def free_port() -> int:
 class Server:
     """A server process and what one wants to know of it."""
 
-    def __init__(self, model: Path | str, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        module: str = "sglang_ft.launch_server",
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = tempfile.NamedTemporaryFile("w+", prefix="server-", suffix=".log")
-        command = [sys.executable, "-m", "sglang_ft.launch_server", "--model-path", str(model)]
+        command = [sys.executable, "-m", module, "--model-path", str(model)]
         self.process = subprocess.Popen(
             [*command, "--port", str(self.port), *flags],
             stdout=self.log_file,
@@ -117,7 +124,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: Path | str, *flags: str, **kwargs: dict[str, str]) -> Iterator[Server]:
+def serving(model: Path | str, *flags: str, **kwargs: Any) -> Iterator[Server]:
     """A ready server, stopped at the end."""
     server = Server(model, *flags, **kwargs)
     try:

@@ -56,6 +56,7 @@ int serve(Options options, Memory& memory) {
   set_state(header, FT_WORKER_STARTING);
   ft_isa isa = choose_isa(options.isa);
   complete(options);
+  populate_pool(memory);  // before the team pins this thread, whose cores a new one inherits
   Team team(options.threads, options.cores, header.spin_ns);
   Service service(memory, team, isa, options.parent_pid);
   header.worker_isa = isa;

@@ -2,10 +2,14 @@
 #include "ring_memory.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 namespace ft {
 namespace {
@@ -72,6 +76,10 @@ void check_layout(const ft_ring_header& h) {
   if (ring.end > h.ring_bytes) refuse("the blocks reach beyond the ring");
 }
 
+// Linux 5.14; older kernels answer EINVAL.
+constexpr int kPopulateRead = 22;
+constexpr uint64_t kPopulatePiece = uint64_t(64) << 20;
+
 }  // namespace
 
 void map_memory(int ring_fd, int pool_fd, Memory& memory) {
@@ -86,6 +94,15 @@ void map_memory(int ring_fd, int pool_fd, Memory& memory) {
   if (memory.pool_bytes == 0) return;
   memory.pool = static_cast<const std::byte*>(map_file(pool_fd, memory.pool_bytes, PROT_READ, "pool"));
   madvise(const_cast<std::byte*>(memory.pool), memory.pool_bytes, MADV_HUGEPAGE);
+}
+
+void populate_pool(const Memory& memory) {
+  if (memory.pool_bytes == 0) return;
+  std::thread([begin = const_cast<std::byte*>(memory.pool), bytes = memory.pool_bytes] {
+    setpriority(PRIO_PROCESS, id_t(gettid()), 19);
+    for (uint64_t at = 0; at < bytes; at += kPopulatePiece)
+      if (madvise(begin + at, std::min(kPopulatePiece, bytes - at), kPopulateRead) != 0) return;
+  }).detach();
 }
 
 }  // namespace ft

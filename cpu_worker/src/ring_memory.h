@@ -20,4 +20,8 @@ struct RefusedError : std::runtime_error {
 // safe to write to.
 void map_memory(int ring_fd, int pool_fd, Memory& memory);
 
+// Fills this process's page table for the pool, in the background: an expert's first job would otherwise
+// fault in every page of it, which takes ten times as long as the job.
+void populate_pool(const Memory& memory);
+
 }  // namespace ft

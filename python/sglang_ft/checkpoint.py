@@ -116,6 +116,33 @@ def summarize(folder: str | Path, needs_tokenizer: bool = True) -> ModelSummary:
     return _summary(folder, config, experts, others, unused)
 
 
+def summarize_config(folder: str | Path) -> ModelSummary:
+    """Sizes by config.json alone, for --load-format dummy: gated experts, other weights not counted."""
+    config = read_config(Path(folder))
+    text = text_config(config)
+    hidden, intermediate = _number(text, ("hidden_size",)), _number(text, MOE_INTERMEDIATE)
+    num_experts, num_layers = _number(text, NUM_EXPERTS), _number(text, ("num_hidden_layers",))
+    moe_layers = num_layers - _number(text, ("first_k_dense_replace",)) if num_experts else 0
+    dtype = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+    expert_bytes = 3 * hidden * intermediate * DTYPE_BYTES.get(dtype, 2) if num_experts else 0
+    return ModelSummary(
+        path=Path(folder),
+        architecture=config["architectures"][0],
+        num_layers=num_layers,
+        num_moe_layers=moe_layers,
+        num_experts=num_experts,
+        top_k=_number(text, TOP_K),
+        hidden=hidden,
+        moe_intermediate=intermediate if num_experts else 0,
+        dtype=dtype,
+        context_length=_number(text, ("max_position_embeddings", "model_max_length", "max_sequence_length")),
+        expert_bytes=expert_bytes,
+        pool_bytes=expert_bytes * num_experts * moe_layers,
+        other_bytes=0,
+        unused_bytes=0,
+    )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model directory."""
     if not folder.is_dir():

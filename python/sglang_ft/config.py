@@ -23,6 +23,7 @@ from sglang_ft.errors import ConfigError
 
 Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_bf16", "amx"]
 Platform = Literal["auto", "cpu", "gpu"]
+MoeMode = Literal["auto", "resident", "cache", "hybrid", "cpu"]
 
 FLAG_PREFIX = "--ft-"
 ENV_PREFIX = "SGLANG_FT_"
@@ -56,6 +57,32 @@ class FtConfig:
     """Settings of sglang_ft, beside SGLang's own `ServerArgs`."""
 
     platform: Platform = setting("auto", "where attention and dense layers run; auto: GPU if there is one")
+    moe_mode: MoeMode = setting(
+        "auto",
+        "experts that are not in GPU memory are copied into slots (cache), run by the cpu_worker (cpu), or either so "
+        "that the step ends soonest (hybrid); resident: there are none; auto: resident if all fit, else hybrid",
+    )
+    slots: int = setting(
+        0, "expert slots in GPU memory; 0: what the KV cache leaves", "slots", low=0, high=1_000_000
+    )
+    recalibrate: bool = setting(
+        False, "measure link and CPU anew instead of using what an earlier start measured"
+    )
+    route_trace: str = setting(
+        "",
+        "file of routes that decode steps take instead of the router's, for benchmarks",
+        like="a file",
+        pattern=".*",
+    )
+    record_routes: str = setting(
+        "", "file that the routes of decode steps are written to", like="a file", pattern=".*"
+    )
+    dummy_locality: float = setting(
+        0.0,
+        "with --load-format dummy: how uneven routers are; 0.5: about 15 % misses with slots for a third of 256",
+        low=0,
+        high=10,
+    )
     worker_threads: int = setting(
         0,
         "threads of the cpu_worker; 0: physical cores, less one or two for the server",

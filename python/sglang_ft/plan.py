@@ -53,7 +53,11 @@ def _experts(model: ModelSummary) -> str:
 def _pool(plan: StartPlan) -> str:
     if not plan.model.is_moe:
         return "none"
-    return f"{_size(plan.pool_bytes)}, all in the cpu_worker: {plan.worker_threads} threads, {plan.isa}"
+    if plan.platform == "gpu":
+        where = "host memory; what the GPU has room for is copied to it, the rest on demand or run here:"
+    else:
+        where = "all in the cpu_worker:"
+    return f"{_size(plan.pool_bytes)}, {where} {plan.worker_threads} threads, {plan.isa}"
 
 
 def _size(nbytes: int) -> str:

@@ -35,12 +35,18 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
 
 
 def _hooks(config: FtConfig) -> list[Hook]:
-    from sglang_ft.engine import cpu_platform, experts, loader, scheduler, seeds
+    from sglang_ft.engine import control, cpu_platform, experts, loader, scheduler, seeds
 
-    serving = experts.ExpertServing(config)
-    found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving.take_failure), *seeds.hooks()]
+    on_gpu = cpu_platform.activate() is None
+    serving = experts.ExpertServing(config, on_gpu)
+    found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving.take_failure, on_gpu), *seeds.hooks()]
+    found += control.scheduler_hooks(serving.change)
     found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")))
-    return [*cpu_platform.hooks(), *found]
+    if not on_gpu:
+        return [*cpu_platform.hooks(), *found]
+    from sglang_ft.engine import gpu_experts
+
+    return [*found, *gpu_experts.hooks(lambda: serving.experts.gpu if serving.experts else None)]
 
 
 def _refuse(error: FtError) -> NoReturn:

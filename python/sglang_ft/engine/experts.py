@@ -1,11 +1,16 @@
-"""Puts a model's experts behind a cpu_worker: builds the pool while the model loads, starts the worker after it."""
+"""Puts a model's experts behind a cpu_worker, and into the cache of a GPU where there is one.
+
+Builds the pool while the model loads, starts the worker after it, then fills what the GPU has room for.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import torch
@@ -14,31 +19,39 @@ from sglang.srt.plugins.hook_registry import HookType
 from sglang_ft import metrics, runtime
 from sglang_ft.config import FtConfig
 from sglang_ft.engine.hook import Hook
-from sglang_ft.engine.moe import ExpertLayers
-from sglang_ft.errors import FtError, MemoryBudgetError, WorkerError
+from sglang_ft.engine.moe import ExpertLayers, PooledMoEMethod
+from sglang_ft.errors import CheckpointError, FtError, MemoryBudgetError, WorkerError
+from sglang_ft.experts import synthetic
 from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa, WorkerState
 from sglang_ft.worker.ring import Ring, RingSize
 from sglang_ft.worker.supervisor import Supervisor, WorkerOptions
 from sglang_ft.worker.topology import choose_cores
 
+if TYPE_CHECKING:
+    from sglang_ft.engine.gpu_experts import GpuExperts
+
 logger = logging.getLogger(__name__)
 
 _METRICS_PERIOD_S = 0.5
 _MAX_ROWS = 4096
-_SPIN_US = 50
+# A GPU cannot wake a sleeping worker: between the jobs of a forward pass it polls, then naps for some seconds.
+_SPIN_US, _SPIN_US_GPU = 50, 2000
+_NAP_NS_GPU = 5_000_000_000
+_DUMMY_SEED = 1234
 
 
 class ExpertServing:
     """The experts of this process's model and their worker; nothing when the model is dense."""
 
-    def __init__(self, config: FtConfig) -> None:
+    def __init__(self, config: FtConfig, on_gpu: bool) -> None:
         self.config = config
+        self.on_gpu = on_gpu
         self.experts: ExpertLayers | None = None
 
     def adopt(self, model: torch.nn.Module) -> None:
         """Gives the experts of a freshly built model their pool. Raises CheckpointError, MemoryBudgetError."""
-        experts = ExpertLayers(model)
+        experts = ExpertLayers(model, self.on_gpu)
         if not experts.layers:
             logger.info("No MoE layers: the model is served without an expert pool")
             return
@@ -61,8 +74,11 @@ class ExpertServing:
         size = RingSize(
             self.config.worker_blocks, rows, self.experts.topk, max(spec.hidden for spec in layers)
         )
-        spin_us = self.config.worker_spin_us if self.config.worker_spin_us >= 0 else _SPIN_US
-        ring = Ring(size, self.experts.pool.file.size, spin_us * 1000)
+        spin_us = _SPIN_US_GPU if self.on_gpu else _SPIN_US
+        if self.config.worker_spin_us >= 0:
+            spin_us = self.config.worker_spin_us
+        nap_ns = _NAP_NS_GPU if self.on_gpu else 0
+        ring = Ring(size, self.experts.pool.file.size, spin_us * 1000, nap_ns)
         ring.write_layers(self.experts.plan)
         cores = choose_cores(self.config.worker_threads, self.config.worker_cores)
         options = WorkerOptions(tuple(cores), self.config.worker_isa, self.config.worker_stall_s)
@@ -77,9 +93,77 @@ class ExpertServing:
             ",".join(map(str, cores)),
             isa,
         )
+        if self.on_gpu:
+            self.experts.gpu = self._put_on_gpu(self.experts, worker, len(cores))
         if export_metrics:
             exporter = metrics.WorkerMetrics(model, self.experts.expert_tensor_bytes, len(cores))
             threading.Thread(target=_export, args=(exporter, worker), name="ft-metrics", daemon=True).start()
+
+    def _put_on_gpu(self, experts: ExpertLayers, worker: Supervisor, threads: int) -> GpuExperts:
+        from sglang_ft.engine import gpu_experts
+
+        specs = [layer.spec for layer in experts.plan.layers]
+        for spec in specs:
+            if spec.format.name not in ("bf16", "fp16"):
+                raise CheckpointError(
+                    f"experts of type {spec.format.name} do not run on a GPU; use --dtype bfloat16 or --ft-platform cpu"
+                )
+        mode, slots = self.config.moe_mode, self.config.slots
+        if any(spec != specs[0] for spec in specs):
+            logger.warning("MoE layers differ in shape: all experts run in the cpu_worker")
+            mode = "cpu"
+        plan = gpu_experts.plan_memory(
+            mode, slots, specs[0], len(specs), experts.topk, gpu_experts.available_memory()
+        )
+        gpu = gpu_experts.GpuExperts(experts.pool, worker, experts.topk, plan, threads, self.config)
+        total = sum(spec.num_experts for spec in specs)
+        logger.info(
+            "Experts: %s, %d of %d in slots (%.2f GiB), prefill %s",
+            plan.mode,
+            plan.slots,
+            total,
+            plan.slots * specs[0].expert_bytes / GIB,
+            "streams layers"
+            if plan.buffers
+            else "over slots"
+            if plan.mode == "resident"
+            else "by the worker",
+        )
+        return gpu
+
+    def fill_with_random(self, model: torch.nn.Module) -> None:
+        """Weights for --load-format dummy: N(0, 0.02), norms 1, embeddings N(0, 1), routers as uneven as wanted."""
+        generator = torch.Generator().manual_seed(_DUMMY_SEED)
+        pooled = (
+            {id(p) for _, layer in self.experts.layers for p in layer.parameters()} if self.experts else set()
+        )
+        for name, parameter in model.named_parameters():
+            if id(parameter) in pooled or not parameter.is_floating_point():
+                continue
+            if "norm" in name:
+                parameter.data.fill_(1.0)
+            else:
+                parameter.data.normal_(0.0, 1.0 if "embed" in name else 0.02)
+        if self.experts is None:
+            return
+        synthetic.fill_pool(self.experts.pool, _DUMMY_SEED)
+        for name, _ in self.experts.layers:
+            router = model.get_submodule(name.rpartition(".")[0] + ".gate")
+            synthetic.scale_router(router.weight.data, self.config.dummy_locality, generator)
+
+    def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Applies a change of /ft/experts between two batches; returns the state. Raises FtError."""
+        if self.experts is None:
+            return {"moe_mode": None}
+        if self.experts.gpu is not None:
+            return self.experts.gpu.change(wanted)
+        if wanted:
+            raise FtError("without a GPU there is nothing to change: all experts run in the cpu_worker")
+        return {"moe_mode": "cpu", "slots": 0}
+
+    def holds(self, module: torch.nn.Module) -> bool:
+        """Whether a module's experts lie in the pool."""
+        return isinstance(getattr(module, "quant_method", None), PooledMoEMethod)
 
     def take_failure(self) -> WorkerError | None:
         """The failure of the forward pass that just ended, if any."""
@@ -102,7 +186,28 @@ def hooks(serving: ExpertServing, refuse: Callable[[FtError], NoReturn]) -> list
         except FtError as e:
             refuse(e)
 
+    def stay_on_host(
+        original: Callable, module: torch.nn.Module, target_device: torch.device
+    ) -> AbstractContextManager:
+        # SGLang would copy a layer's parameters to the device and back, away from the pool.
+        return contextlib.nullcontext(module) if serving.holds(module) else original(module, target_device)
+
+    def dummy_weights(original: Callable, model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        serving.fill_with_random(model)
+
     return [
+        Hook(
+            "sglang.srt.model_loader.loader.device_loading_context",
+            HookType.AROUND,
+            stay_on_host,
+            "(module, target_device)",
+        ),
+        Hook(
+            "sglang.srt.model_loader.loader.initialize_dummy_weights",
+            HookType.AROUND,
+            dummy_weights,
+            "(model, low=-0.001, high=0.001, seed=1234)",
+        ),
         Hook(
             "sglang.srt.model_loader.loader._initialize_model",
             HookType.AFTER,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_ft import checkpoint, plan, preflight, runtime
+from sglang_ft import checkpoint, gpu, plan, preflight, runtime
 from sglang_ft.api.early import EarlyServer
 from sglang_ft.checkpoint import ModelSummary
 from sglang_ft.config import FtConfig, add_help_group
@@ -32,13 +32,21 @@ _DEFAULTS = (
     # Where any blank is allowed, small models fill their answer with blanks.
     "--constrained-json-disable-any-whitespace",
 )
+# For MoE models on a GPU: routes as plain tensors, one expert pool, and prefill steps that the host leads.
+_MOE_ON_GPU = (
+    "--moe-runner-backend",
+    "triton",
+    "--disable-shared-experts-fusion",
+    "--disable-prefill-cuda-graph",
+)
+_PARALLEL = ("tp_size", "pp_size", "dp_size", "ep_size")
 
 
 def launch(argv: Sequence[str]) -> None:
     """Serves until stopped. Raises FtError for what the user can mend."""
     config, rest = FtConfig.parse(argv, os.environ)
     config.publish(os.environ)
-    _choose_platform(config)
+    on_gpu = _choose_platform(config)
     if {"-h", "--help"}.intersection(rest):
         _print_help()
         return
@@ -47,24 +55,40 @@ def launch(argv: Sequence[str]) -> None:
     folder = runtime.create()
     try:
         # A configuration file may name model and port; then both are known only once SGLang has read it.
-        early = None if known.config else _check(config, known)
-        server_args = _server_args(rest)
-        _serve(config, server_args, early or _check(config, server_args))
+        checked = None if known.config else _check(config, on_gpu, known)
+        moe = checked is None or checked[1].is_moe
+        server_args = _server_args([*(_MOE_ON_GPU if on_gpu and moe else ()), *rest], on_gpu)
+        early, summary = checked or _check(config, on_gpu, server_args)
+        if on_gpu and summary.is_moe:
+            _check_parallelism(server_args)
+        _serve(config, server_args, early)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _choose_platform(config: FtConfig) -> None:
-    """Sets the environment of the chosen platform, for this process and its children."""
+def _choose_platform(config: FtConfig) -> bool:
+    """Whether a GPU is used; without one, sets the environment for this process and its children."""
     from sglang_ft.engine import cpu_platform
 
+    missing = gpu.what_is_missing() if config.platform != "cpu" else "not wanted"
+    if not missing:
+        return True
     if config.platform == "gpu":
-        raise FtError(
-            "--ft-platform gpu: this version runs attention and experts on the CPU only; leave the flag out"
-        )
+        raise FtError(f"--ft-platform gpu: {missing}")
+    if config.platform == "auto" and gpu.count():
+        print(f"sglang_ft: the GPU stays unused, {missing}", file=sys.stderr)
     os.environ.update(cpu_platform.required_environment())
     for name, value in cpu_platform.environment().items():
         os.environ.setdefault(name, value)
+    return False
+
+
+def _check_parallelism(args: Any) -> None:
+    for name in _PARALLEL:
+        if getattr(args, name) != 1:
+            raise FtError(
+                f"--{name.replace('_', '-')} {getattr(args, name)}: MoE models run on one GPU; leave the flag out"
+            )
 
 
 def _known_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -84,21 +108,23 @@ def _known_flags(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_known_args(argv)[0]
 
 
-def _check(config: FtConfig, args: Any) -> EarlyServer:
+def _check(config: FtConfig, on_gpu: bool, args: Any) -> tuple[EarlyServer, ModelSummary]:
     """Checks the model, the memory and the port; prints the plan; returns the server that holds the port."""
     if not args.model_path:
         raise CheckpointError("no model: name one with --model-path FOLDER (the demo model is demo/model)")
     own_tokenizer = (
         bool(args.tokenizer_path and args.tokenizer_path != args.model_path) or args.skip_tokenizer_init
     )
-    summary = checkpoint.summarize(
-        checkpoint.locate(args.model_path, args.revision), needs_tokenizer=not own_tokenizer
-    )
+    folder = checkpoint.locate(args.model_path, args.revision)
+    if args.load_format == "dummy":
+        summary = checkpoint.summarize_config(folder)
+    else:
+        summary = checkpoint.summarize(folder, needs_tokenizer=not own_tokenizer)
     available = preflight.available_memory()
     dtype = _experts_dtype(summary, args.dtype)
     preflight.run(
         lambda: preflight.check_memory(
-            summary, config.ram_reserve_gib, available, dense_on_host=True, dtype=dtype
+            summary, config.ram_reserve_gib, available, dense_on_host=not on_gpu, dtype=dtype
         ),
         lambda: preflight.check_port(args.host, args.port),
         lambda: native.find(native.WORKER),
@@ -106,7 +132,7 @@ def _check(config: FtConfig, args: Any) -> EarlyServer:
     cores = topology.choose_cores(config.worker_threads, config.worker_cores)
     decisions = plan.StartPlan(
         model=summary,
-        platform="cpu",
+        platform="gpu" if on_gpu else "cpu",
         dtype=dtype,
         worker_threads=len(cores),
         isa=config.worker_isa,
@@ -116,7 +142,7 @@ def _check(config: FtConfig, args: Any) -> EarlyServer:
     )
     print(plan.render(decisions), file=sys.stderr, flush=True)
     os.environ["SGLANG_FT_CHECKPOINT_BYTES"] = str(summary.total_bytes - summary.unused_bytes)
-    return EarlyServer(args.host, args.port, answer=not args.ssl_certfile)
+    return EarlyServer(args.host, args.port, answer=not args.ssl_certfile), summary
 
 
 def _experts_dtype(summary: ModelSummary, dtype: str) -> str:
@@ -127,12 +153,13 @@ def _experts_dtype(summary: ModelSummary, dtype: str) -> str:
     return names.get(dtype, dtype)
 
 
-def _server_args(argv: Sequence[str]) -> Any:
+def _server_args(argv: Sequence[str], on_gpu: bool) -> Any:
     from sglang.srt.server_args import prepare_server_args
 
     from sglang_ft.engine import cpu_platform, install
 
-    install.install(h for h in cpu_platform.hooks() if h.target.startswith("sglang.srt.server_args."))
+    if not on_gpu:
+        install.install(h for h in cpu_platform.hooks() if h.target.startswith("sglang.srt.server_args."))
     return prepare_server_args([*_DEFAULTS, *argv])
 
 
@@ -149,10 +176,11 @@ def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ft.engine import entry, install, requests, responses, routes
+    from sglang_ft.engine import control, entry, install, requests, responses, routes
 
     try:
-        install.install([*routes.hooks(early), *requests.hooks(), *responses.hooks()])
+        found = [*routes.hooks(early), *requests.hooks(), *responses.hooks(), *control.main_hooks()]
+        install.install(found)
         http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
     except Exception as e:
         refusal = runtime.read("error").get("text")

@@ -1,14 +1,15 @@
-"""Routed experts of SGLang's models, run by the cpu_worker.
+"""Routed experts of SGLang's models, run by the cpu_worker or from the expert cache on the GPU.
 
 After a model is built and before its weights are loaded, the parameters of every FusedMoE layer become views of
 the expert pool, so that SGLang's own weight loaders fill the pool; the layer's method then sends each step to the
-worker. A step that fails leaves a failure behind for engine/scheduler.py, which ends the requests of that batch.
+worker or to the cache. A step that fails leaves a failure behind for engine/scheduler.py, which ends the requests of
+that batch.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -22,6 +23,9 @@ from sglang_ft.experts.bank import ExpertPool, plan_banks
 from sglang_ft.experts.formats import FORMATS, LayerSpec, find_format
 from sglang_ft.worker.protocol import Activation
 from sglang_ft.worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from sglang_ft.engine.gpu_experts import GpuExperts
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +43,18 @@ _SCALES_ITSELF = ("deepseek_v2", "glm4_moe", "glm4_moe_lite")
 class ExpertLayers:
     """The MoE layers of one model, their pool and the worker behind them."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, on_gpu: bool = False) -> None:
+        self._on_gpu = on_gpu
         self.layers = [
             (name, module) for name, module in model.named_modules() if isinstance(module, FusedMoE)
         ]
         parents = {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in self.layers}
-        specs = [layer_spec(name, layer, parents[name]) for name, layer in self.layers]
+        specs = [layer_spec(name, layer, parents[name], on_gpu) for name, layer in self.layers]
         self.topk = max((num_routes(layer, parents[name]) for name, layer in self.layers), default=0)
         self.plan = plan_banks(specs)
         self.pool = ExpertPool(self.plan)
         self.worker: Supervisor | None = None
+        self.gpu: GpuExperts | None = None
         self.failure: WorkerError | None = None
         for index, (_, layer) in enumerate(self.layers):
             self._adopt(index, layer)
@@ -61,16 +67,19 @@ class ExpertLayers:
     def take_failure(self) -> WorkerError | None:
         """The failure of the forward pass that just ended, if any."""
         failure, self.failure = self.failure, None
-        return failure
+        return failure or (self.gpu.take_failure() if self.gpu else None)
 
     def run(
-        self, index: int, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
+        self, index: int, layer: FusedMoE, stock: FusedMoEMethodBase, dispatch_output: Any
     ) -> torch.Tensor:
         """One step of MoE layer `index`; zeros once this forward pass has failed, its result is thrown away."""
+        x, topk = dispatch_output.hidden_states, dispatch_output.topk_output
         if self.failure is None:
             assert self.worker is not None, "the worker starts before the first forward pass"
             try:
-                return self.worker.run(index, x, expert_ids, weights)
+                if self.gpu is not None:
+                    return self.gpu.run(index, layer, stock, dispatch_output)
+                return self.worker.run(index, x, topk.topk_ids, topk.topk_weights)
             except WorkerError as e:
                 logger.error("MoE layer %d: %s", index, e)
                 self.failure = e
@@ -86,16 +95,20 @@ class ExpertLayers:
                     f"{fmt.name} experts have {tuple(bank.shape)}"
                 )
             parameter.data = bank
+        stock = layer.quant_method
         del layer.quant_method  # a module: it must leave before a plain object takes its name
-        layer.quant_method = WorkerMoEMethod(self, index)
+        layer.quant_method = PooledMoEMethod(self, index, stock)
+        # Shared experts may still read the rows that a step would overwrite.
+        layer.moe_runner_config.inplace = False
 
 
-class WorkerMoEMethod(FusedMoEMethodBase):
-    """The method of a FusedMoE layer whose experts lie in the pool."""
+class PooledMoEMethod(FusedMoEMethodBase):
+    """The method of a FusedMoE layer whose experts lie in the pool. `stock` is what SGLang had chosen."""
 
-    def __init__(self, experts: ExpertLayers, index: int) -> None:
+    def __init__(self, experts: ExpertLayers, index: int, stock: FusedMoEMethodBase) -> None:
         self.experts = experts
         self.index = index
+        self.stock = stock
 
     def create_weights(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         raise AssertionError("the layer's weights were created by its first method")
@@ -106,14 +119,13 @@ class WorkerMoEMethod(FusedMoEMethodBase):
     def apply(self, layer: torch.nn.Module, dispatch_output: Any) -> StandardCombineInput:
         """hidden_states [T, H] -> [T, H], the routed experts' sum."""
         x = dispatch_output.hidden_states
-        topk = dispatch_output.topk_output
         if x.shape[0] == 0:
             return StandardCombineInput(hidden_states=x)
-        out = self.experts.run(self.index, x, topk.topk_ids, topk.topk_weights)
+        out = self.experts.run(self.index, layer, self.stock, dispatch_output)
         return StandardCombineInput(hidden_states=out)
 
 
-def layer_spec(name: str, layer: FusedMoE, parent: torch.nn.Module) -> LayerSpec:
+def layer_spec(name: str, layer: FusedMoE, parent: torch.nn.Module, on_gpu: bool = False) -> LayerSpec:
     """Describes a FusedMoE layer for the worker. Raises CheckpointError for what we cannot run."""
     config = layer.moe_runner_config
     method = layer.quant_method
@@ -123,7 +135,7 @@ def layer_spec(name: str, layer: FusedMoE, parent: torch.nn.Module) -> LayerSpec
     fmt = find_format(quantization, dtype)
     if fmt is None:
         raise CheckpointError(
-            f"{name}: experts of type {quantization or dtype} are not supported without a GPU; "
+            f"{name}: experts of type {quantization or dtype} are not supported; "
             f"supported are {', '.join(f.name for f in FORMATS)}"
         )
     if config.activation not in _ACTIVATIONS:
@@ -139,7 +151,7 @@ def layer_spec(name: str, layer: FusedMoE, parent: torch.nn.Module) -> LayerSpec
         interleaved=clamped_swiglu and config.gate_up_interleaved,
         bias=layer.with_bias,
         weight_on_input=config.apply_router_weight_on_input,
-        output_scale=_output_scale(layer, parent),
+        output_scale=_output_scale(layer, parent, on_gpu),
         act_alpha=config.gemm1_alpha or 0.0,
         act_limit=config.gemm1_clamp_limit or config.swiglu_limit or 0.0,
     )
@@ -153,9 +165,9 @@ def num_routes(layer: FusedMoE, parent: torch.nn.Module) -> int:
     return routers[0].topk_config.top_k if routers else layer.num_local_experts
 
 
-def _output_scale(layer: FusedMoE, parent: torch.nn.Module) -> float:
+def _output_scale(layer: FusedMoE, parent: torch.nn.Module, on_gpu: bool) -> float:
     factor = layer.moe_runner_config.routed_scaling_factor
     if factor is None or layer.should_fuse_routed_scaling_factor_in_topk:
         return 1.0
     modules = {cls.__module__.rpartition(".")[2] for cls in type(parent).__mro__}
-    return 1.0 if modules.intersection(_SCALES_ITSELF) else factor
+    return 1.0 if not on_gpu and modules.intersection(_SCALES_ITSELF) else factor

@@ -17,8 +17,27 @@ from sglang_ft.errors import WorkerError
 logger = logging.getLogger(__name__)
 
 
-def hooks(take_failure: Callable[[], WorkerError | None]) -> list[Hook]:
+def hooks(take_failure: Callable[[], WorkerError | None], on_gpu: bool) -> list[Hook]:
     """`take_failure` gives the failure of the forward pass that just ended, or None."""
+
+    def process_batch_result(original: Callable, scheduler: Any, batch: Any, result: Any) -> None:
+        # The pass was only launched when run_batch returned; SGLang waits for it next anyway.
+        if (copied := getattr(result, "copy_done", None)) is not None:
+            copied.synchronize()
+        failure = take_failure()
+        if failure is not None:
+            fail_requests(scheduler, batch, str(failure))
+        original(scheduler, batch, result)
+
+    if on_gpu:
+        return [
+            Hook(
+                "sglang.srt.managers.scheduler.Scheduler.process_batch_result",
+                HookType.AROUND,
+                process_batch_result,
+                "(self, batch, result)",
+            )
+        ]
 
     def run_batch(original: Callable, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scheduler, batch, *args, **kwargs)

@@ -5,7 +5,7 @@ It is the oracle of the tests of every format and instruction set.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sglang_ft.experts.formats import LayerSpec
+
+
+class SharedExpert(NamedTuple):
+    """The worker computes intermediate features [begin, I) of local expert `expert`, a GPU the others."""
+
+    expert: int
+    begin: int
 
 
 def activate(up_out: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
@@ -53,10 +60,12 @@ def moe_layer(
     layer: LayerSpec,
     banks: Mapping[Role, torch.Tensor],
     dtype: torch.dtype = torch.float64,
+    shared: SharedExpert | None = None,
 ) -> torch.Tensor:
     """Every routed expert of every row, summed with the router's weights, computed in `dtype`.
 
     rows [T, H]; expert_ids [T, k], -1 for a route that is not ours; router_weights [T, k]. Returns [T, H].
+    `shared`: the expert that a GPU computes in part; the result is the worker's part, without its down bias.
     """
     x = rows.to(dtype)
     out = torch.zeros(rows.shape[0], layer.hidden, dtype=dtype)
@@ -67,8 +76,10 @@ def moe_layer(
         value = value @ layer.format.weight(banks, Role.GATE_UP, expert, dtype).T
         if layer.bias:
             value = value + banks[Role.GATE_UP_BIAS][expert].to(dtype)
-        value = activate(value, layer) @ layer.format.weight(banks, Role.DOWN, expert, dtype).T
-        if layer.bias:
+        begin = shared.begin if shared and shared.expert == expert else 0
+        h = activate(value, layer)[:, begin:]
+        value = h @ layer.format.weight(banks, Role.DOWN, expert, dtype)[:, begin:].T
+        if layer.bias and not (shared and shared.expert == expert):
             value = value + banks[Role.DOWN_BIAS][expert].to(dtype)
         out.index_add_(0, row, value if layer.weight_on_input else value * weight)
     return out * layer.output_scale

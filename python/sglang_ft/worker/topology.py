@@ -10,6 +10,15 @@ from sglang_ft.errors import ConfigError
 _SYS_CPU = Path("/sys/devices/system/cpu")
 
 
+def cpu_name() -> str:
+    """As the kernel names it; empty where it does not."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return ""
+
+
 def parse_cores(text: str) -> list[int]:
     """'0-3,8' -> [0, 1, 2, 3, 8]."""
     cores: list[int] = []

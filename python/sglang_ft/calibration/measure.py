@@ -1,0 +1,140 @@
+"""Measures how long fills and jobs take while the other branch is busy too: they may share one memory bus."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from sglang_ft.experts.decode import FILL_BLOCKS
+from sglang_ft.experts.policy import BranchTimes
+from sglang_ft.kernels import check
+
+if TYPE_CHECKING:
+    from sglang_ft.experts.decode import ExpertCache
+    from sglang_ft.worker.supervisor import Supervisor
+
+_REPEATS = 15
+_HANDOFF_S = 6e-6
+"""From the plan's doorbell to the worker's first instruction, and from its last to the waiting kernel."""
+_JOIN_S = 5e-6
+"""Kernels that run a fill after its copy."""
+
+
+def measure(cache: ExpertCache, worker: Supervisor) -> BranchTimes:
+    """Takes well under a second. The pool must be full and registered, and nothing else may use ring or GPU."""
+    link = _Link(cache)
+    jobs = _Jobs(cache, worker)
+    counts = [n for n in (1, 2, 3, 4, 6, 8) if n <= cache.topk]
+    jobs.seconds(counts[-1])  # pages and threads warm
+    with link.kept_busy():
+        cpu = [(n, jobs.seconds(n)) for n in counts]
+    with jobs.kept_busy():
+        fills = [(n, link.seconds(n)) for n in (1, 2, 4, 8)]
+    link_fixed, link_expert = _line(fills)
+    cpu_fixed, cpu_expert = _line(cpu)
+    return BranchTimes(link_fixed + _JOIN_S, link_expert, cpu_fixed + _HANDOFF_S, cpu_expert)
+
+
+def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """Least squares: (value at 0, slope), neither below 0. One point alone goes through 0."""
+    if len(points) == 1:
+        return 0.0, points[0][1] / points[0][0]
+    mean_n = sum(n for n, _ in points) / len(points)
+    mean_s = sum(s for _, s in points) / len(points)
+    over = sum((n - mean_n) * (s - mean_s) for n, s in points)
+    slope = max(over / sum((n - mean_n) ** 2 for n, _ in points), 1e-9)
+    return max(mean_s - slope * mean_n, 0.0), slope
+
+
+class _Link:
+    """Copies of whole experts by the kernel that fills slots."""
+
+    def __init__(self, cache: ExpertCache) -> None:
+        self._cache = cache
+        self._stream = torch.cuda.Stream(cache.device)
+        self._bytes = cache.spec.expert_bytes // 16 * 16
+        self._target = torch.empty(8 * self._bytes, dtype=torch.uint8, device=cache.device)
+        self._most = cache.memory.nbytes - 8 * self._bytes
+
+    def _copy(self, experts: int) -> None:
+        at = random.randrange(max(1, self._most // self._bytes)) * self._bytes
+        source = self._cache.memory.device_address(at)
+        function = self._cache._lib.ft_copy_from_host
+        stream = self._stream.cuda_stream
+        check(function(self._target.data_ptr(), source, experts * self._bytes, FILL_BLOCKS, stream), "copy")
+
+    def seconds(self, experts: int) -> float:
+        """Median time of a copy of so many experts."""
+        times = []
+        for _ in range(_REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(self._stream)
+            self._copy(experts)
+            end.record(self._stream)
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e-3)
+        return sorted(times)[len(times) // 2]
+
+    @contextlib.contextmanager
+    def kept_busy(self) -> Iterator[None]:
+        with _repeated(self._copy_and_wait):
+            yield
+
+    def _copy_and_wait(self) -> None:
+        for _ in range(4):
+            self._copy(8)
+        self._stream.synchronize()
+
+
+class _Jobs:
+    """Jobs of one row for the worker."""
+
+    def __init__(self, cache: ExpertCache, worker: Supervisor) -> None:
+        self._worker, self._spec, self._topk = worker, cache.spec, cache.topk
+        self._layers = len(cache.layers)
+        self._x = torch.randn(1, self._spec.hidden).to(torch.bfloat16)
+
+    def _run(self, experts: int) -> None:
+        routes = torch.full((1, self._topk), -1)
+        routes[0, :experts] = torch.tensor(random.sample(range(self._spec.num_experts), experts))
+        layer = random.randrange(self._layers)
+        self._worker.run(layer, self._x, routes, torch.ones(1, self._topk))
+
+    def seconds(self, experts: int) -> float:
+        """Median time inside a job of so many experts."""
+        times = []
+        for _ in range(_REPEATS):
+            before = self._worker.ring.header.stats.busy_ns
+            self._run(experts)
+            times.append((self._worker.ring.header.stats.busy_ns - before) * 1e-9)
+        return sorted(times)[len(times) // 2]
+
+    @contextlib.contextmanager
+    def kept_busy(self) -> Iterator[None]:
+        with _repeated(lambda: self._run(self._topk)):
+            yield
+
+
+@contextlib.contextmanager
+def _repeated(work: Callable[[], None]) -> Iterator[None]:
+    """Runs `work` over and over on a thread, from before the body starts until it ends."""
+    stop, started = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        while not stop.is_set():
+            work()
+            started.set()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    started.wait(5)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

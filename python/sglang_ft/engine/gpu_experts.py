@@ -1,0 +1,289 @@
+"""Experts on a GPU: the expert cache for decode, streamed layers or the worker for prefill.
+
+Few rows take the cache, whose steps a CUDA graph holds. Many rows touch nearly every expert: their layers stream
+through two buffers and run in SGLang's own kernels; where no memory is left for buffers, the worker runs them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.layers.moe.topk import TopKOutputChecker
+from sglang.srt.plugins.hook_registry import HookType
+from sglang.srt.runtime_context import get_schedule
+
+from sglang_ft.calibration import measure, store
+from sglang_ft.config import FtConfig, MoeMode
+from sglang_ft.engine.hook import Hook
+from sglang_ft.errors import FtError, MemoryBudgetError, TraceError, WorkerError
+from sglang_ft.experts import policy
+from sglang_ft.experts.bank import ExpertPool
+from sglang_ft.experts.decode import ExpertCache
+from sglang_ft.experts.formats import LayerSpec
+from sglang_ft.experts.prefill import LayerStream, buffer_bytes
+from sglang_ft.experts.traces import Trace, TraceHeader, TraceWriter, read_trace
+from sglang_ft.worker import topology
+from sglang_ft.worker.memory import GIB
+from sglang_ft.worker.protocol import Isa
+from sglang_ft.worker.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+# Of what is free after the dense weights, so much is kept for the KV cache when the user names no number of slots.
+_KV_SHARE = 0.2
+_KV_LEAST = 1 * GIB
+# Fewer slots than this many steps' routes are not worth two prefill buffers.
+_LEAST_STEPS = 40
+_CHANGEABLE = ("cache", "hybrid", "cpu")
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """What the experts get of the GPU. `buffers`: whether prefill streams layers."""
+
+    mode: MoeMode
+    slots: int
+    buffers: bool
+
+
+def plan_memory(
+    mode: MoeMode, slots: int, spec: LayerSpec, layers: int, topk: int, available: int
+) -> GpuPlan:
+    """Mode, slots and buffers for `available` bytes of GPU memory; `slots` 0 and mode auto: ours to choose.
+
+    Raises MemoryBudgetError for what cannot fit.
+    """
+    everything = layers * spec.num_experts
+    need = everything * spec.expert_bytes
+    left = max(0, available - max(_KV_LEAST, int(available * _KV_SHARE)))
+    if mode == "resident" and need > available:
+        raise MemoryBudgetError(
+            f"--ft-moe-mode resident: all experts need {need / GIB:.2f} GiB of GPU memory, "
+            f"{available / GIB:.2f} GiB are available; leave the flag out to cache a part of them"
+        )
+    if mode == "resident" or (mode == "auto" and not slots and need <= left):
+        return GpuPlan("resident", everything, False)
+    if mode == "cpu":
+        return GpuPlan("cpu", 0, False)
+    mode = "hybrid" if mode == "auto" else mode
+    streams = buffer_bytes(spec)
+    if slots:
+        if slots * spec.expert_bytes > available:
+            raise MemoryBudgetError(
+                f"--ft-slots {slots} need {slots * spec.expert_bytes / GIB:.2f} GiB of GPU memory, "
+                f"{available / GIB:.2f} GiB are available"
+            )
+        slots = min(slots, everything)
+        return GpuPlan(mode, slots, slots * spec.expert_bytes + streams <= available)
+    fits = (left - streams) // spec.expert_bytes
+    buffers = fits >= _LEAST_STEPS * topk
+    slots = min(everything, max(0, fits if buffers else left // spec.expert_bytes))
+    return GpuPlan(mode, slots, buffers) if slots else GpuPlan("cpu", 0, False)
+
+
+class GpuExperts:
+    """Runs the MoE layers of one model on one GPU."""
+
+    def __init__(
+        self, pool: ExpertPool, worker: Supervisor, topk: int, plan: GpuPlan, threads: int, config: FtConfig
+    ) -> None:
+        """`threads` of the worker. Raises TraceError for a trace that is not of this model."""
+        self.plan, self.worker = plan, worker
+        device = torch.cuda.current_device()
+        self.cache = ExpertCache(pool, worker.ring, topk, plan.slots, device)
+        if self.cache.uncached_layers:
+            logger.warning(
+                "%d of %d layers could not be pinned (%s): their experts run in the cpu_worker only",
+                self.cache.uncached_layers,
+                len(self.cache.layers),
+                self.cache.memory.failure,
+            )
+        self.stream: LayerStream | None = None
+        if plan.mode == "resident":
+            self.cache.make_resident()
+        elif plan.buffers:
+            reached = [not layer.uncached for layer in self.cache.layers]
+            self.stream = LayerStream(pool, reached, self.cache.device)
+        self._times = (
+            self._branch_times(threads, config.recalibrate) if plan.mode in ("hybrid", "cache") else None
+        )
+        self._mode = plan.mode
+        self._set_mode(plan.mode)
+        if config.route_trace:
+            self.cache.set_trace(_steps_of(read_trace(config.route_trace), self.cache))
+        self._recorder: TraceWriter | None = None
+        if config.record_routes:
+            header = TraceHeader(
+                len(self.cache.layers), self.cache.spec.num_experts, topk, made_by="sglang_ft"
+            )
+            self._recorder = TraceWriter(config.record_routes, header)
+            self.cache.record()
+        self._num_valid = torch.full((1,), 2**31 - 1, dtype=torch.int32, device=self.cache.device)
+        self._valid_rows = 0
+
+    def _set_mode(self, mode: MoeMode) -> None:
+        most, intermediate = self.cache.spec.num_experts, self.cache.spec.intermediate
+        split = policy.fills_only(most)
+        if mode == "cpu":
+            split = policy.cpu_only(most)
+        elif mode == "hybrid" and self._times is not None:
+            split = policy.balanced(most, self._times, intermediate)
+        self.cache.set_split(split)
+        self._mode = mode
+
+    def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Changes mode or contents; no forward pass may be under way. Returns mode, slots and counters."""
+        unknown = set(wanted) - {"moe_mode", "reset"}
+        if unknown:
+            raise FtError(f"{', '.join(sorted(unknown))}: no such setting; known are moe_mode and reset")
+        mode = wanted.get("moe_mode", self._mode)
+        if mode != self._mode and (mode not in _CHANGEABLE or self._mode not in _CHANGEABLE):
+            raise FtError(f"moe_mode {mode!r}: this server can change between {', '.join(_CHANGEABLE)}")
+        torch.cuda.synchronize()
+        if mode != self._mode:
+            self._set_mode(mode)
+        if wanted.get("reset") and self._mode != "resident":
+            self.cache.reset()
+        state = {"moe_mode": self._mode, "slots": self.cache.slots.slots, **self.cache.counters()}
+        return state | {"split": self._describe_split()}
+
+    def _describe_split(self) -> list[list[int]]:
+        """[fills, features] for 0 to k misses."""
+        words = self.cache.split_words[: self.cache.topk + 1].tolist()
+        return [[word & 0xFFFF, word >> 16] for word in words]
+
+    def _branch_times(self, threads: int, recalibrate: bool) -> policy.BranchTimes:
+        spec, isa = self.cache.spec, Isa(self.worker.ring.header.worker_isa).name.lower()
+        machine = (torch.cuda.get_device_name(), topology.cpu_name(), threads, isa)
+        key = store.key(*machine, spec.format.name, spec.hidden, spec.intermediate)
+        times = None if recalibrate else store.load(key)
+        if times is None:
+            times = measure.measure(self.cache, self.worker)
+            self.cache.set_sequence(self.worker.ring.sequence)
+            store.save(key, times)
+        logger.info(
+            "An expert takes %.0f us over the link (%.1f GB/s) and %.0f us on the CPU (%.1f GB/s), both busy",
+            times.link_expert * 1e6,
+            spec.expert_bytes / times.link_expert / 1e9,
+            times.cpu_expert * 1e6,
+            spec.expert_bytes / times.cpu_expert / 1e9,
+        )
+        return times
+
+    def before_forward(self, tokens: int) -> None:
+        """Called when a forward pass of `tokens` rows is about to be launched on the current stream."""
+        self.worker.wake()
+        if tokens != self._valid_rows:
+            self._num_valid.fill_(tokens)
+            self._valid_rows = tokens
+
+    def after_forward(self, tokens: int) -> None:
+        """Called when the pass was launched; writes down its routes if they are recorded."""
+        if self._recorder is not None and tokens <= self.cache.max_rows:
+            self._recorder.append(self.cache.recorded(tokens))
+
+    def run(self, index: int, layer: torch.nn.Module, stock: Any, dispatch_output: Any) -> torch.Tensor:
+        """One step of MoE layer `index`: [T, H], the routed experts' sum. `stock`: the layer's first method."""
+        x, topk = dispatch_output.hidden_states, dispatch_output.topk_output
+        assert TopKOutputChecker.format_is_standard(topk), "needs --moe-runner-backend triton"
+        if x.shape[0] <= self.cache.max_rows:
+            return self.cache.step(index, x, topk.topk_ids, topk.topk_weights, self._num_valid)
+        if self.plan.mode == "resident":
+            spec = self.cache.spec
+            first = self.cache.layers[index].first_expert_id
+            views = {
+                role: self.cache.slots.view(role, first, spec.num_experts) for role in spec.format.roles(spec)
+            }
+            return self._stock(layer, stock, dispatch_output, views)
+        if self.stream is None or self.cache.layers[index].uncached:
+            return self._in_worker(index, x, topk)
+        out = self._stock(layer, stock, dispatch_output, self.stream.acquire(index))
+        self.stream.release(index)
+        return out
+
+    def _stock(self, layer: torch.nn.Module, stock: Any, dispatch_output: Any, views: Any) -> torch.Tensor:
+        for role, view in views.items():
+            layer.get_parameter(self.cache.spec.format.parameters[role]).data = view
+        return stock.apply(layer, dispatch_output).hidden_states
+
+    def _in_worker(self, index: int, x: torch.Tensor, topk: Any) -> torch.Tensor:
+        """Many rows without buffers: over the host, while nothing else runs."""
+        torch.cuda.current_stream().synchronize()
+        self.worker.ring.resume_from_doorbells()
+        out = self.worker.run(index, x.cpu(), topk.topk_ids.cpu(), topk.topk_weights.cpu())
+        self.cache.set_sequence(self.worker.ring.sequence)
+        return out.to(x.device)
+
+    def take_failure(self) -> WorkerError | None:
+        """The failure of a finished forward pass since the last call."""
+        return self.cache.take_failure()
+
+
+def _steps_of(trace: Trace, cache: ExpertCache) -> torch.Tensor:
+    """[steps, layers, rows, k] of a trace, as many rows as every step has. Raises TraceError if it does not fit."""
+    header = trace.header
+    wanted = (len(cache.layers), cache.spec.num_experts, cache.topk)
+    if (header.num_layers, header.num_experts, header.top_k) != wanted:
+        raise TraceError(
+            f"--ft-route-trace: made for {header.num_layers} layers x {header.num_experts} experts, "
+            f"top {header.top_k}; this model has {wanted[0]} x {wanted[1]}, top {wanted[2]}"
+        )
+    rows = int(np.diff(trace.starts).min())
+    steps = np.stack([step[:rows].transpose(1, 0, 2) for step in trace])
+    return torch.from_numpy(steps.astype(np.int32))
+
+
+def available_memory() -> int:
+    """Bytes that experts and KV cache can share now: what is free, less the slack that SGLang keeps for its work."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return int(free - (1 - get_schedule().mem_fraction_static) * total)
+
+
+def hooks(executor: Callable[[], GpuExperts | None]) -> list[Hook]:
+    """`executor` gives the experts of this process once they are loaded."""
+
+    def on_host(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> None:
+        # Views of the pool replace the parameters before anything is loaded; pages that nobody touches cost nothing.
+        with torch.device("cpu"):
+            original(layer, *args, **kwargs)
+
+    def before_forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+        experts = executor()
+        if experts is not None and not runner.is_draft_worker:
+            experts.before_forward(forward_batch.input_ids.shape[0])
+
+    def after_forward(result: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+        experts = executor()
+        if experts is not None and not runner.is_draft_worker:
+            experts.after_forward(forward_batch.input_ids.shape[0])
+
+    def captured(result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
+        experts = executor()
+        if experts is not None and experts.plan.mode != "resident":
+            torch.cuda.synchronize()
+            experts.cache.reset()  # warm-up passes are no traffic
+
+    forward = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
+    signature = (
+        "(self, forward_batch, skip_attn_backend_init=None, pp_proxy_tensors=None, reinit_attn_backend=False, "
+        "split_forward_count=1)"
+    )
+    return [
+        Hook(forward, HookType.BEFORE, before_forward, signature),
+        Hook(forward, HookType.AFTER, after_forward, signature),
+        Hook(
+            "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE.__init__", HookType.AROUND, on_host, None
+        ),
+        Hook(
+            "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs",
+            HookType.AFTER,
+            captured,
+            "(self, capture_decode_cuda_graph=True)",
+        ),
+    ]

@@ -1,0 +1,295 @@
+"""Decode steps on the GPU: the expert cache, with every decision made by kernels, so that a CUDA graph holds it.
+
+`ExpertCache` owns the device state; `step` enqueues one step of one layer: plan, hits beside fills beside the job of
+the worker, then one join. sgl-ft-kernel's api.h describes the kernels, experts/step.py their rules.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sglang_ft import kernels
+from sglang_ft.errors import WorkerError
+from sglang_ft.experts.slots import REGISTER_CHUNK, RegisteredMemory, SlotPool
+from sglang_ft.experts.step import Counters, Split
+from sglang_ft.kernels import abi, check
+from sglang_ft.worker.protocol import DType, LayerFlag, Status
+
+if TYPE_CHECKING:
+    from sglang_ft.experts.bank import ExpertPool, LayerBanks
+    from sglang_ft.worker.ring import Ring
+
+MAX_ROWS = 64
+"""Rows of one step at most; more are a prefill."""
+FILL_BLOCKS = 64
+"""Blocks of the kernel that copies experts: enough loads in flight for the link, and room beside it for the hits."""
+_ROW_DTYPES = {torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
+
+
+class ExpertCache:
+    """The experts of a model on the GPU: some in slots, all in the pool. One process, one device."""
+
+    def __init__(
+        self, pool: ExpertPool, ring: Ring, topk: int, slots: int, device: int, most_slots: int = 0
+    ) -> None:
+        """`slots` have memory at first, `most_slots` at most ever. All layers must be of one shape and format."""
+        self.pool, self.ring, self.topk = pool, ring, topk
+        self.device = torch.device("cuda", device)
+        self._lib = kernels.library()
+        specs = [layer.spec for layer in pool.plan.layers]
+        self.spec = specs[0]
+        assert not slots or all(spec == self.spec for spec in specs), "the slots of a pool have one shape"
+        self.max_rows = min(MAX_ROWS, abi.MAX_PAIRS // topk, ring.size.rows)
+        self.memory = RegisteredMemory(pool.file)
+        self._ring_memory = RegisteredMemory(ring.file)
+        self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
+        self.slots.resize(slots)
+        self.resident = False
+        self._allocate(sum(spec.num_experts for spec in specs), max(slots, most_slots, 1))
+        self.set_split([Split(m) for m in range(abi.MAX_EXPERTS + 1)])
+        self.layers = [self._describe(i, banks) for i, banks in enumerate(pool.plan.layers)]
+        self._fill_stream = torch.cuda.Stream(self.device)
+        self._planned, self._filled, self._tail_done = (torch.cuda.Event() for _ in range(3))
+        self.shares = True
+        """Whether a fill may be cut; steps enqueued while it is False have no tail."""
+        self.reset()
+
+    def _allocate(self, experts: int, slots: int) -> None:
+        def words(count: int) -> torch.Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=self.device)
+
+        pairs = self.max_rows * self.topk
+        intermediate = max(layer.spec.intermediate for layer in self.pool.plan.layers)
+        hidden = max(layer.spec.hidden for layer in self.pool.plan.layers)
+        self.slot_of, self.seen = words(experts), words(experts)
+        self.expert_of, self.used = words(slots), words(slots)
+        self._control = torch.zeros(ctypes.sizeof(abi.Control), dtype=torch.uint8, device=self.device)
+        self._counters = torch.zeros(len(abi.COUNTERS), dtype=torch.int64, device=self.device)
+        self._split = words(abi.MAX_EXPERTS + 1)
+        self.failure = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._work = [
+            torch.zeros(ctypes.sizeof(abi.Work), dtype=torch.uint8, device=self.device) for _ in range(2)
+        ]
+        self._h = torch.zeros(pairs, intermediate, dtype=torch.float32, device=self.device)
+        self._partial = torch.zeros(pairs, hidden, dtype=torch.float32, device=self.device)
+        arrays = (self.slot_of, self.seen, self.expert_of, self.used, self._control, self._counters)
+        self._cache = abi.Cache(*(t.data_ptr() for t in (*arrays, self._split, self.failure)))
+        self._trace: torch.Tensor | None = None
+        self._recorded: torch.Tensor | None = None
+
+    def _describe(self, index: int, banks: LayerBanks) -> abi.Layer:
+        spec = banks.spec
+        flags = LayerFlag.GATED if spec.gated else LayerFlag(0)
+        flags |= LayerFlag.INTERLEAVED if spec.interleaved else LayerFlag(0)
+        flags |= LayerFlag.WEIGHT_ON_INPUT if spec.weight_on_input else LayerFlag(0)
+        layer = abi.Layer(index, banks.first_expert_id, spec.num_experts, spec.hidden, spec.intermediate)
+        layer.activation, layer.flags, layer.format = spec.activation, flags, spec.format.wire
+        layer.act_alpha, layer.act_limit, layer.output_scale = (
+            spec.act_alpha,
+            spec.act_limit,
+            spec.output_scale,
+        )
+        ends = [view.offset + view.stride * spec.num_experts for view in banks.roles.values()]
+        layer.uncached = max(ends) > self.memory.nbytes
+        for role, view in banks.roles.items():
+            reached = 0 if layer.uncached else self.memory.device_address(view.offset)
+            layer.role[role] = abi.RoleMemory(reached, self.slots.ranges[role].address, view.stride)
+        return layer
+
+    @property
+    def uncached_layers(self) -> int:
+        """Layers whose experts the link cannot reach because their memory could not be pinned."""
+        return sum(layer.uncached for layer in self.layers)
+
+    # -- state, changed at safe points only -------------------------------------------------------
+
+    def reset(self) -> None:
+        """Empties the slots and zeroes the counters. The sequence of jobs goes on."""
+        self.slot_of.fill_(-1)
+        self.expert_of.fill_(-1)
+        for t in (self.seen, self.used, self._counters):
+            t.zero_()
+        self.failure.zero_()
+        self._write_control(self.slots.slots, self.slots.slots)
+
+    def make_resident(self) -> None:
+        """Copies every expert into the slot of its id, for good. Needs a slot for each expert."""
+        assert self.slots.slots >= len(self.slot_of)
+        for index, banks in enumerate(self.pool.plan.layers):
+            for role, host in self.pool.banks(index).items():
+                to = self.slots.view(role, banks.first_expert_id, banks.spec.num_experts)
+                copy_registered(to, host, banks.roles[role].offset)
+        self.slot_of.copy_(torch.arange(len(self.slot_of)))
+        self.expert_of[: len(self.slot_of)].copy_(torch.arange(len(self.slot_of)))
+        self._write_control(self.slots.slots, 0)
+        self.resident = True
+
+    def set_split(self, split: Sequence[Split]) -> None:
+        """What is done with m misses; the last entry stands for more. Takes effect with the next step."""
+        table = [split[min(m, len(split) - 1)] for m in range(abi.MAX_EXPERTS + 1)]
+        self.split_words = torch.tensor([s.fills | s.features << 16 for s in table], dtype=torch.int32)
+        self._split.copy_(self.split_words)
+
+    def set_trace(self, routes: torch.Tensor | None) -> None:
+        """Takes routes from `routes` [steps, layers, rows, k], cycled, instead of the router's; None: not any more.
+
+        Steps captured before keep what they had.
+        """
+        self._trace = None if routes is None else routes.to(self.device, torch.int32).contiguous()
+
+    def record(self) -> None:
+        """Steps enqueued from now on leave their routes for `recorded`."""
+        shape = (len(self.layers), self.max_rows, self.topk)
+        self._recorded = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+
+    def recorded(self, rows: int) -> torch.Tensor:
+        """int32 [rows, layers, k]: the routes of the last step of every layer; waits for the device."""
+        assert self._recorded is not None, "record() comes first"
+        routes = self._recorded[:, :rows].transpose(0, 1)
+        return torch.where((routes >= 0) & (routes < self.spec.num_experts), routes, -1).cpu()
+
+    def set_sequence(self, sequence: int) -> None:
+        """Goes on after job `sequence`, which the host rang; no step may be in flight."""
+        offset = abi.Control.sequence.offset
+        value = torch.tensor([sequence], dtype=torch.int64)
+        self._control[offset : offset + 8].copy_(value.view(torch.uint8))
+
+    def counters(self) -> dict[str, int]:
+        """Sums since the last reset, by name; waits for the device."""
+        return dict(zip(abi.COUNTERS, self._counters.tolist(), strict=True))
+
+    def reference_counters(self) -> Counters:
+        """Those of the counters that experts/step.py has too."""
+        counters = self.counters()
+        return Counters(**{name: counters[name] for name in vars(Counters())})
+
+    def take_failure(self) -> WorkerError | None:
+        """The failure of a job since the last call. Wait for the device first."""
+        status = int(self.failure.item())
+        if not status:
+            return None
+        self.failure.zero_()
+        if status == abi.FAILED_NO_WORKER:
+            return WorkerError("a step needed the cpu_worker, which does not run in this mode")
+        if status == abi.FAILED_ABORTED:
+            return WorkerError("the cpu_worker was stopped")
+        if status in Status._value2member_map_:
+            return WorkerError(f"the cpu_worker refused a job: {Status(status).name}")
+        return WorkerError("the cpu_worker process died or hung twice in the same step; this request is lost")
+
+    def _write_control(self, live: int, free: int) -> None:
+        control = abi.Control.from_buffer_copy(bytes(self._control.cpu().numpy()))
+        control.live_slots, control.free_slots, control.step, control.replay = live, free, 0, 0
+        self._control.copy_(torch.frombuffer(bytearray(control), dtype=torch.uint8))
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def step(
+        self,
+        index: int,
+        x: torch.Tensor,
+        routes: torch.Tensor,
+        weights: torch.Tensor,
+        num_valid: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Enqueues one step of layer `index` on the current stream: [T, H] -> [T, H], the routed experts' sum.
+
+        x [T, H] bfloat16 or float16, T up to `max_rows`; routes [T, k] int32, anything outside the layer's experts is
+        no route; weights [T, k] float32; num_valid int32 [1]: rows from there on are padding.
+        """
+        x, routes, weights = x.contiguous(), routes.to(torch.int32).contiguous(), weights.float().contiguous()
+        out = torch.empty_like(x)
+        layer = self.layers[index]
+        step = self._step(index, x, routes, weights, out, num_valid)
+        main = torch.cuda.current_stream(self.device)
+        if self._recorded is not None:
+            self._recorded[index, : routes.shape[0]].copy_(routes)
+        if self.resident and self._trace is None:
+            step.work = None
+            self._experts(layer, step, 0, main)
+        else:
+            self._cached(index, layer, step, main)
+        self._launch(self._lib.ft_combine, byref(self._cache), byref(layer), byref(step), main.cuda_stream)
+        return out
+
+    def _cached(self, index: int, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> None:
+        side = self._fill_stream
+        self._launch(self._lib.ft_plan, byref(self._cache), byref(layer), byref(step), main.cuda_stream)
+        if self.slots.slots == 0 or layer.uncached:
+            return
+        self._planned.record(main)
+        side.wait_event(self._planned)
+        self._launch(self._lib.ft_fill, byref(layer), byref(step), 0, FILL_BLOCKS, side.cuda_stream)
+        self._filled.record(side)
+        if self.shares:
+            self._launch(self._lib.ft_fill, byref(layer), byref(step), 1, FILL_BLOCKS, side.cuda_stream)
+            self._tail_done.record(side)
+        self._experts(layer, step, 0, main)
+        main.wait_event(self._filled)
+        self._experts(layer, step, 1, main)
+        if self.shares and index == len(self.layers) - 1:
+            # Nothing later in this forward pass joins the side stream; the next one may use the slot.
+            main.wait_event(self._tail_done)
+
+    def _experts(self, layer: abi.Layer, step: abi.Step, fills: int, stream: torch.cuda.Stream) -> None:
+        self._launch(self._lib.ft_gate_up, byref(layer), byref(step), fills, stream.cuda_stream)
+        self._launch(self._lib.ft_down, byref(layer), byref(step), fills, stream.cuda_stream)
+
+    def _step(
+        self,
+        index: int,
+        x: torch.Tensor,
+        routes: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        num_valid: torch.Tensor | None,
+    ) -> abi.Step:
+        step = abi.Step(routes.data_ptr(), weights.data_ptr(), x.data_ptr(), out.data_ptr())
+        step.num_valid = None if num_valid is None else num_valid.data_ptr()
+        step.rows, step.topk, step.row_dtype = x.shape[0], routes.shape[1], _ROW_DTYPES[x.dtype]
+        step.h, step.partial = self._h.data_ptr(), self._partial.data_ptr()
+        # A tail may still read its step's work while the next layer is planned.
+        step.work = self._work[index % 2].data_ptr()
+        step.ring = self._ring_view()
+        if self._trace is not None:
+            steps, layers, rows, topk = self._trace.shape
+            assert rows >= step.rows and topk == step.topk, (
+                "the trace has fewer rows or routes than the batch"
+            )
+            step.trace = self._trace[0, index].data_ptr()
+            step.trace_steps, step.trace_stride = steps, layers * rows * topk
+            step.trace_last = index == len(self.layers) - 1
+        return step
+
+    def _ring_view(self) -> abi.RingView:
+        header, at = self.ring.header, self._ring_memory.device_address()
+        fields = (header.block_stride, header.routes_offset, header.weights_offset, header.rows_offset)
+        abort = at + type(header).abort.offset
+        return abi.RingView(
+            at + header.blocks_offset, abort, *fields, header.results_offset, header.num_blocks
+        )
+
+    def _launch(self, function: Any, *args: object) -> None:
+        check(function(*args), function.__name__)
+
+    def close(self) -> None:
+        """Gives all memory back; no step may be in flight."""
+        torch.cuda.synchronize(self.device)
+        self.slots.close()
+        self.memory.close()
+        self._ring_memory.close()
+
+
+def copy_registered(to: torch.Tensor, host: torch.Tensor, offset: int) -> None:
+    """Enqueues a copy of registered memory that starts at pool byte `offset`; a copy must not cross a registration."""
+    source, target = host.view(torch.uint8).flatten(), to.view(torch.uint8).flatten()
+    at = 0
+    while at < source.numel():
+        count = min(source.numel() - at, REGISTER_CHUNK - (offset + at) % REGISTER_CHUNK)
+        target[at : at + count].copy_(source[at : at + count], non_blocking=True)
+        at += count

@@ -1,0 +1,132 @@
+"""Slots: GPU memory for complete experts behind addresses that never change, and host memory that the GPU reaches."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sglang_ft import kernels
+from sglang_ft.errors import MemoryBudgetError
+from sglang_ft.kernels import check
+from sglang_ft.worker.memory import GIB
+
+if TYPE_CHECKING:
+    from sglang_ft.experts.formats import LayerSpec
+    from sglang_ft.worker.memory import MemoryFile
+    from sglang_ft.worker.protocol import Role
+
+REGISTER_CHUNK = 4 * GIB
+"""Registering one large range is ten times slower than registering it in pieces of this size."""
+
+
+class DeviceRange:
+    """A reserved range of GPU addresses whose first bytes have memory behind them."""
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        self._lib = kernels.library()
+        self._range = ctypes.c_void_p()
+        check(
+            self._lib.ft_range_reserve(nbytes, device, ctypes.byref(self._range)), "reserving GPU addresses"
+        )
+        self.address: int = self._lib.ft_range_address(self._range)
+
+    @property
+    def mapped(self) -> int:
+        """Bytes that have memory behind them."""
+        return self._lib.ft_range_mapped(self._range)
+
+    def resize(self, nbytes: int) -> None:
+        """Maps or unmaps memory so that `nbytes` are there. All or nothing; raises KernelError."""
+        check(self._lib.ft_range_resize(self._range, nbytes), f"mapping {nbytes / GIB:.2f} GiB of GPU memory")
+
+    def close(self) -> None:
+        """Unmaps everything and gives the addresses back. Tensors over it are dead then."""
+        if self._range:
+            self._lib.ft_range_free(self._range)
+            self._range = ctypes.c_void_p()
+
+
+class SlotPool:
+    """One range a role; slot s of a role lies at s * stride. Resizing moves nothing: slots come and go at the end."""
+
+    def __init__(self, spec: LayerSpec, most: int, device: int) -> None:
+        """Addresses for `most` slots of experts like `spec`; none of them has memory yet."""
+        self.roles = spec.format.roles(spec)
+        self.slots = 0
+        self._device = device
+        self.ranges = {role: DeviceRange(most * one.nbytes, device) for role, one in self.roles.items()}
+
+    @property
+    def expert_bytes(self) -> int:
+        return sum(role.nbytes for role in self.roles.values())
+
+    def resize(self, slots: int) -> None:
+        """Gives memory to exactly the first `slots` slots. Raises MemoryBudgetError; then nothing has changed."""
+        try:
+            for role, one in self.roles.items():
+                self.ranges[role].resize(slots * one.nbytes)
+        except kernels.KernelError as e:
+            for role, one in self.roles.items():
+                self.ranges[role].resize(self.slots * one.nbytes)
+            raise MemoryBudgetError(
+                f"{slots} expert slots need {slots * self.expert_bytes / GIB:.2f} GiB of GPU memory (--ft-slots): {e}"
+            ) from e
+        self.slots = slots
+
+    def view(self, role: Role, first: int, count: int) -> torch.Tensor:
+        """Slots [first, first + count) of a role, [count, ...]; valid as long as they have memory."""
+        one = self.roles[role]
+        address = self.ranges[role].address + first * one.nbytes
+        return device_view(address, count * one.nbytes, self._device).view(one.dtype).view(count, *one.shape)
+
+    def close(self) -> None:
+        for device_range in self.ranges.values():
+            device_range.close()
+
+
+class RegisteredMemory:
+    """A memory file that CUDA copies and kernels reach, as far as the system lets it be pinned."""
+
+    def __init__(self, file: MemoryFile) -> None:
+        self.file = file
+        self._lib = kernels.library()
+        done = ctypes.c_uint64()
+        result = self._lib.ft_host_register(file.address, file.size, REGISTER_CHUNK, ctypes.byref(done))
+        self.nbytes = done.value
+        """Bytes from the start that are registered."""
+        self.failure = self._lib.ft_error_text(result).decode() if result else ""
+
+    @property
+    def complete(self) -> bool:
+        return self.nbytes == self.file.size
+
+    def device_address(self, offset: int = 0) -> int:
+        """Where the device sees byte `offset`."""
+        device = ctypes.c_void_p()
+        chunk = offset // REGISTER_CHUNK * REGISTER_CHUNK
+        check(
+            self._lib.ft_device_address(self.file.address + chunk, ctypes.byref(device)),
+            "address of registered memory",
+        )
+        return (device.value or 0) + offset - chunk
+
+    def close(self) -> None:
+        if self.nbytes:
+            self._lib.ft_host_unregister(self.file.address, self.nbytes, REGISTER_CHUNK)
+            self.nbytes = 0
+
+
+@dataclass
+class _Bytes:
+    """What torch needs to see memory that it did not allocate."""
+
+    __cuda_array_interface__: dict[str, Any]
+
+
+def device_view(address: int, nbytes: int, device: int) -> torch.Tensor:
+    """uint8 [nbytes] over GPU memory that torch did not allocate."""
+    interface = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+    return torch.as_tensor(_Bytes(interface), device=torch.device("cuda", device))

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sgl_ft_kernel/plan.h"
+
+#include "device_block.cuh"
+#include "sgl_ft_kernel/host_block.h"
+
+namespace ft {
+namespace {
+
+constexpr int kPlanThreads = 512;
+
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(ft_cache cache, ft_moe_layer layer, ft_step step) {
+  __shared__ PlanScratch scratch;
+  __shared__ DeviceBlock<kPlanThreads>::Shared shared;
+  DeviceBlock<kPlanThreads> block{shared};
+  StepPlanner<DeviceBlock<kPlanThreads>>(block, scratch, cache, layer, step).run();
+}
+
+bool too_large(const ft_moe_layer& layer, const ft_step& step) {
+  return layer.num_experts > FT_CACHE_MAX_EXPERTS || uint64_t(step.rows) * step.topk > FT_CACHE_MAX_PAIRS ||
+         layer.hidden % 8 != 0 || layer.intermediate % 8 != 0;
+}
+
+}  // namespace
+}  // namespace ft
+
+extern "C" {
+
+int ft_plan(const ft_cache* cache, const ft_moe_layer* layer, const ft_step* step, void* stream) {
+  if (ft::too_large(*layer, *step)) return cudaErrorInvalidValue;
+  ft::plan_kernel<<<1, ft::kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(*cache, *layer, *step);
+  return cudaGetLastError();
+}
+
+}  // extern "C"
