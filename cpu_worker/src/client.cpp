@@ -102,6 +102,14 @@ int ft_client_command_wait(void* ring, uint64_t seq, uint64_t timeout_ns) {
   return sleep_until(h, h.command_done, reached, deadline_after(now_ns(), timeout_ns));
 }
 
+void ft_client_give_up(void* ring, uint64_t seq, uint32_t status) {
+  ft_block& block = block_of(ring, seq);
+  block.status = status;
+  block.status_arg = 0;
+  shared(block.done).store(seq, std::memory_order_release);
+  futex_wake(low_half(&block.done));
+}
+
 void ft_client_wake(void* ring) { bump_wake(header(ring)); }
 
 void ft_client_abort(void* ring, uint32_t value) {

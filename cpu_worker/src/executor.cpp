@@ -15,6 +15,14 @@ constexpr uint32_t kSumRows = 8, kSumColumns = 512;
 // Below this many elements a phase is done by the calling thread: cheaper than handing it out.
 constexpr uint64_t kInlineElements = 20000;
 
+Matrix down_weights(const Layer& layer, uint32_t expert, const SharedExpert& shared) {
+  Matrix m = layer.down(expert);
+  if (!shared.is(expert)) return m;
+  m.first_in = shared.begin;
+  m.bias = nullptr;
+  return m;
+}
+
 }  // namespace
 
 Scratch::~Scratch() {
@@ -40,17 +48,18 @@ Executor::Executor(Team& team) : team_(team) {
 
 Outcome Executor::run(const Layer& layer, const JobData& job) {
   const KernelChoice& choice = layer.kernels[job.row_dtype];
-  if (!plan_.build(layer, choice, job.routes, job.rows, job.topk)) return {FT_ERR_ROUTE, plan_.bad_route};
+  if (!plan_.build(layer, choice, job.routes, job.rows, job.topk, job.shared))
+    return {FT_ERR_ROUTE, plan_.bad_route};
   compute_coefficients(layer, job);
   if (plan_.groups.empty()) memset(job.results, 0, size_t(job.rows) * layer.table.hidden * sizeof(float));
   for (const Group& group : plan_.groups) {
     GroupBuffers buffers = buffers_for(layer, group, choice.few->element_bytes);
     pack(layer, job, group, buffers);
     gate_up(layer, group, buffers);
-    down(layer, group, buffers);
+    down(layer, job, group, buffers);
     add_up(layer, job, group, buffers, &group == &plan_.groups.front());
   }
-  return {FT_OK, 0, plan_.num_experts, plan_.pairs.size(), plan_.num_experts * layer.expert_bytes()};
+  return {FT_OK, 0, plan_.num_experts, plan_.pairs.size(), plan_.bytes(layer)};
 }
 
 Executor::GroupBuffers Executor::buffers_for(const Layer& layer, const Group& group, uint32_t element_bytes) {
@@ -105,14 +114,14 @@ void Executor::gate_up(const Layer& layer, const Group& group, const GroupBuffer
   });
 }
 
-void Executor::down(const Layer& layer, const Group& group, const GroupBuffers& buffers) {
+void Executor::down(const Layer& layer, const JobData& job, const Group& group, const GroupBuffers& buffers) {
   const std::vector<Tile>& tiles = plan_.down_tiles(layer, group, team_.threads());
   team_.run(uint32_t(tiles.size()), [&](Piece piece) {
     const Tile& tile = tiles[piece.index];
     const Run& run = plan_.runs[tile.run];
     uint32_t slot = run.slot + tile.first_row;
-    run.kernels->down({layer.down(run.expert), buffers.h_at(slot), buffers.partial_at(slot),
-                       scratch_of(piece.member), tile.rows, tile.begin, tile.end});
+    run.kernels->down({down_weights(layer, run.expert, job.shared), buffers.h_at(slot),
+                       buffers.partial_at(slot), scratch_of(piece.member), tile.rows, tile.begin, tile.end});
   });
 }
 

@@ -21,6 +21,7 @@ struct JobData {
   const float* weights;   // [rows, topk]
   const void* input;      // [rows, hidden] of row_dtype
   float* results;         // [rows, hidden]
+  SharedExpert shared = {};
 };
 
 struct Outcome {
@@ -67,7 +68,7 @@ class Executor {
   void compute_coefficients(const Layer& layer, const JobData& job);
   void pack(const Layer& layer, const JobData& job, const Group& group, const GroupBuffers& buffers);
   void gate_up(const Layer& layer, const Group& group, const GroupBuffers& buffers);
-  void down(const Layer& layer, const Group& group, const GroupBuffers& buffers);
+  void down(const Layer& layer, const JobData& job, const Group& group, const GroupBuffers& buffers);
   void add_up(const Layer& layer, const JobData& job, const Group& group, const GroupBuffers& buffers,
               bool first);
 

@@ -81,6 +81,11 @@ Activation Layer::activation() const {
           table.act_limit};
 }
 
+uint64_t Layer::bytes_without_down_bias(uint32_t begin) const {
+  uint64_t bias = table.role[FT_ROLE_DOWN_BIAS].stride ? table.hidden * sizeof(float) : 0;
+  return (expert_bytes() - bias) / table.intermediate * (table.intermediate - begin);
+}
+
 const void* Layer::at(ft_role role, uint32_t expert) const {
   const ft_role_view& view = table.role[role];
   return view.stride ? pool + view.offset + expert * view.stride : nullptr;

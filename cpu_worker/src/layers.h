@@ -39,6 +39,8 @@ struct Layer {
   uint64_t down_bytes = 0;
 
   uint64_t expert_bytes() const { return gate_up_bytes + down_bytes; }
+  // Of intermediate features [begin, I), in every role but the down bias.
+  uint64_t bytes_without_down_bias(uint32_t begin) const;
   bool gated() const { return table.flags & FT_LAYER_GATED; }
   Activation activation() const;
   Matrix gate_up(uint32_t expert) const;

@@ -36,12 +36,12 @@ uint32_t max_group_slots(const SlotBytes& bytes) {
 }
 
 bool JobPlan::build(const Layer& layer, const KernelChoice& choice, const int32_t* routes, uint32_t rows,
-                    uint32_t topk) {
+                    uint32_t topk, const SharedExpert& shared) {
   uint32_t num_experts_of_layer = layer.table.num_experts;
   if (!copy_routes(routes, size_t(rows) * topk, num_experts_of_layer)) return false;
   sort_pairs(num_experts_of_layer);
   uint32_t limit = max_group_slots(slot_bytes(layer.table, choice.few->element_bytes));
-  make_runs(choice, limit);
+  make_runs(choice, limit, shared);
   make_groups(limit);
   assign_slots();
   return true;
@@ -70,13 +70,16 @@ void JobPlan::sort_pairs(uint32_t num_experts_of_layer) {
     if (routes_[pair] >= 0) pairs[slots[routes_[pair]]++] = pair;
 }
 
-void JobPlan::make_runs(const KernelChoice& choice, uint32_t group_limit) {
+void JobPlan::make_runs(const KernelChoice& choice, uint32_t group_limit, const SharedExpert& shared) {
   runs.clear();
+  shared_ = {};
   for (uint32_t e = 0; e + 1 < offsets_.size(); e++) {
     uint32_t count = offsets_[e + 1] - offsets_[e];
     const KernelSet* kernels = count >= choice.many_rows ? choice.many : choice.few;
+    if (shared.is(e) && count > 0) shared_ = shared;
+    uint32_t first_feature = shared.is(e) ? shared.begin : 0;
     for (uint32_t done = 0; done < count; done += group_limit)
-      runs.push_back({e, offsets_[e] + done, std::min(group_limit, count - done), 0, kernels});
+      runs.push_back({e, offsets_[e] + done, std::min(group_limit, count - done), 0, first_feature, kernels});
   }
 }
 
@@ -106,6 +109,11 @@ void JobPlan::assign_slots() {
     for (uint32_t i = 0; i < run.rows; i++) slots[pairs[run.first_pair + i]] = run.slot + i;
 }
 
+uint64_t JobPlan::bytes(const Layer& layer) const {
+  if (shared_.expert < 0) return num_experts * layer.expert_bytes();
+  return (num_experts - 1) * layer.expert_bytes() + layer.bytes_without_down_bias(shared_.begin);
+}
+
 const std::vector<Tile>& JobPlan::pack_tiles(const Group& group) {
   tiles_.clear();
   for (uint32_t i = group.first_run; i < group.end_run; i++)
@@ -116,25 +124,26 @@ const std::vector<Tile>& JobPlan::pack_tiles(const Group& group) {
 
 const std::vector<Tile>& JobPlan::gate_up_tiles(const Layer& layer, const Group& group, uint32_t threads) {
   uint64_t bytes = layer.gate_up_bytes / layer.table.intermediate;
-  return cut(group, layer.table.intermediate, bytes, threads);
+  return cut(group, layer.table.intermediate, bytes, threads,
+             [](const Run& run) { return run.first_feature; });
 }
 
 const std::vector<Tile>& JobPlan::down_tiles(const Layer& layer, const Group& group, uint32_t threads) {
   uint64_t bytes = layer.down_bytes / layer.table.hidden;
-  return cut(group, layer.table.hidden, bytes, threads);
+  return cut(group, layer.table.hidden, bytes, threads, [](const Run&) { return 0u; });
 }
 
 const std::vector<Tile>& JobPlan::cut(const Group& group, uint32_t features, uint64_t feature_bytes,
-                                      uint32_t threads) {
+                                      uint32_t threads, uint32_t (*first)(const Run&)) {
   tiles_.clear();
   uint64_t total = 0;
   for (uint32_t i = group.first_run; i < group.end_run; i++)
-    total += (runs[i].rows + kMaxTileRows - 1) / kMaxTileRows * features * feature_bytes;
+    total += (runs[i].rows + kMaxTileRows - 1) / kMaxTileRows * (features - first(runs[i])) * feature_bytes;
   for (uint32_t i = group.first_run; i < group.end_run; i++) {
     uint64_t most = runs[i].rows >= kManyRows ? kMaxTileBytesOfManyRows : kMaxTileBytes;
     uint32_t band = band_features(total, feature_bytes, threads, most);
     for (uint32_t row = 0; row < runs[i].rows; row += kMaxTileRows)
-      for (uint32_t begin = 0; begin < features; begin += band)
+      for (uint32_t begin = first(runs[i]); begin < features; begin += band)
         tiles_.push_back(
             {i, row, std::min(kMaxTileRows, runs[i].rows - row), begin, std::min(begin + band, features)});
   }

@@ -20,11 +20,20 @@ namespace ft {
 constexpr uint64_t kGroupBytes = uint64_t(64) << 20;
 constexpr uint32_t kMinGroupSlots = 128;
 
+// The expert of which only intermediate features [begin, I) are computed, without the down bias; -1: none.
+struct SharedExpert {
+  int32_t expert = -1;
+  uint32_t begin = 0;
+
+  bool is(uint32_t e) const { return expert >= 0 && uint32_t(expert) == e; }
+};
+
 struct Run {
   uint32_t expert;
   uint32_t first_pair;  // into JobPlan::pairs
   uint32_t rows;
-  uint32_t slot;  // counted from the first slot of the job
+  uint32_t slot;           // counted from the first slot of the job
+  uint32_t first_feature;  // of the intermediate; 0 but for the shared expert
   const KernelSet* kernels;
 };
 
@@ -55,7 +64,10 @@ class JobPlan {
 
   // Copies and checks routes [rows, topk]. False: a route is out of range; `bad_route` is its value.
   bool build(const Layer& layer, const KernelChoice& choice, const int32_t* routes, uint32_t rows,
-             uint32_t topk);
+             uint32_t topk, const SharedExpert& shared);
+
+  // Expert bytes that the job reads.
+  uint64_t bytes(const Layer& layer) const;
 
   // Tiles of a group for packing and for either projection. The result is valid until the next call.
   const std::vector<Tile>& pack_tiles(const Group& group);
@@ -73,12 +85,14 @@ class JobPlan {
  private:
   bool copy_routes(const int32_t* routes, size_t count, uint32_t num_experts);
   void sort_pairs(uint32_t num_experts);
-  void make_runs(const KernelChoice& choice, uint32_t group_limit);
+  void make_runs(const KernelChoice& choice, uint32_t group_limit, const SharedExpert& shared);
   void make_groups(uint32_t group_limit);
   void assign_slots();
+  // Cuts features [first(run), features) of every run.
   const std::vector<Tile>& cut(const Group& group, uint32_t features, uint64_t feature_bytes,
-                               uint32_t threads);
+                               uint32_t threads, uint32_t (*first)(const Run&));
 
+  SharedExpert shared_;  // only if a row is routed to it
   std::vector<int32_t> routes_;
   std::vector<uint32_t> offsets_;  // [E + 1] first pair of each expert
   std::vector<Tile> tiles_;

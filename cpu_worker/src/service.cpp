@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "service.h"
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,8 @@ namespace ft {
 namespace {
 
 constexpr int kPollsBetweenClockReads = 32;
+// The kernel may end a wait this late; its default of 50 us would double a nap.
+constexpr unsigned long kTimerSlackNs = 1000;
 constexpr uint64_t kMeasurePiece = uint64_t(1) << 20;
 
 uint32_t element_bytes(uint32_t row_dtype) { return row_dtype == FT_DTYPE_FP32 ? 4 : 2; }
@@ -30,6 +33,12 @@ bool shape_allowed(const ft_ring_header& h, const Layer& layer, const ft_block& 
   uint64_t elements = uint64_t(job.rows) * layer.table.hidden;
   return elements * element_bytes(job.row_dtype) <= h.results_offset - h.rows_offset &&
          elements * sizeof(float) <= h.block_stride - h.results_offset;
+}
+
+bool sharing_allowed(const Layer& layer, const ft_block& job) {
+  if (job.shared_expert == -1) return true;
+  return job.shared_expert >= 0 && uint32_t(job.shared_expert) < layer.table.num_experts &&
+         job.shared_begin <= layer.table.intermediate && job.shared_begin % FT_SHARED_STEP == 0;
 }
 
 void add(uint64_t& counter, uint64_t n) { shared(counter).fetch_add(n, std::memory_order_relaxed); }
@@ -51,6 +60,7 @@ Service::Service(const Memory& memory, Team& team, ft_isa isa, int parent_pid)
 }
 
 Leave Service::serve() {
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   uint64_t last_active = now_ns();
   uint32_t last_wake = shared(header_.wake).load(std::memory_order_relaxed);
   while (true) {
@@ -64,8 +74,13 @@ Leave Service::serve() {
     uint64_t now = now_ns();
     if (active || wake != last_wake) last_active = now;
     last_wake = wake;
-    if (now - last_active < header_.spin_ns) continue;
-    if (!sleep()) return Leave::kOrphaned;
+    uint64_t idle = now - last_active;
+    if (idle < header_.spin_ns) continue;
+    if (idle < header_.nap_ns) {
+      nap(wake);
+      continue;
+    }
+    if (!sleep(wake)) return Leave::kOrphaned;
     last_active = now_ns();
   }
 }
@@ -87,15 +102,15 @@ bool Service::poll() {
   return true;
 }
 
-bool Service::sleep() {
+void Service::nap(uint32_t seen) { futex_wait(&header_.wake, seen, uint64_t(FT_NAP_US) * 1000); }
+
+bool Service::sleep(uint32_t seen) {
   add(header_.stats.sleeps, 1);
   shared(header_.worker_asleep).store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   bool parent_lives = true;
-  uint32_t before = shared(header_.wake).load(std::memory_order_acquire), wake = before;
-  while (wake == before && !work_waits() && parent_lives) {
-    futex_wait(&header_.wake, before, uint64_t(FT_SLEEP_MAX_MS) * 1'000'000);
-    wake = shared(header_.wake).load(std::memory_order_acquire);
+  while (shared(header_.wake).load(std::memory_order_acquire) == seen && !work_waits() && parent_lives) {
+    futex_wait(&header_.wake, seen, uint64_t(FT_SLEEP_MAX_MS) * 1'000'000);
     parent_lives = getppid() == parent_pid_;
   }
   shared(header_.worker_asleep).store(0, std::memory_order_relaxed);
@@ -127,7 +142,8 @@ Outcome Service::execute(const ft_block& block) {
   if (job.layer >= layers_.size()) return {FT_ERR_LAYER, int32_t(job.layer)};
   const Layer& layer = layers_[job.layer];
   if (layer.status != FT_OK) return {layer.status, int32_t(job.layer)};
-  if (!shape_allowed(header_, layer, job)) return {FT_ERR_SHAPE, int32_t(job.rows)};
+  if (!shape_allowed(header_, layer, job) || !sharing_allowed(layer, job))
+    return {FT_ERR_SHAPE, int32_t(job.rows)};
   // The block is one region of the ring; its parts were checked when the ring was mapped.
   std::byte* base = reinterpret_cast<std::byte*>(const_cast<ft_block*>(&block));
   JobData data{job.rows,
@@ -136,7 +152,8 @@ Outcome Service::execute(const ft_block& block) {
                reinterpret_cast<const int32_t*>(base + header_.routes_offset),
                reinterpret_cast<const float*>(base + header_.weights_offset),
                base + header_.rows_offset,
-               reinterpret_cast<float*>(base + header_.results_offset)};
+               reinterpret_cast<float*>(base + header_.results_offset),
+               {job.shared_expert, job.shared_begin}};
   return executor_.run(layer, data);
 }
 

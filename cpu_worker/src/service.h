@@ -23,8 +23,10 @@ class Service {
   Leave serve();
 
  private:
-  bool poll();   // runs what is there; false: nothing was
-  bool sleep();  // false: the parent is gone
+  bool poll();  // runs what is there; false: nothing was
+  // Both end when `wake` is no longer `seen`, the value with which serve() last looked for activity.
+  void nap(uint32_t seen);
+  bool sleep(uint32_t seen);  // false: the parent is gone
   bool work_waits() const;
   void run_job(ft_block& block);
   Outcome execute(const ft_block& block);

@@ -21,8 +21,8 @@ constexpr double kBf16Tolerance = 4e-3;
 struct Shape {
   uint32_t hidden, intermediate;
 };
-// Tails of every kind; the third is what AMX tiles take.
-constexpr Shape kShapes[] = {{72, 40}, {33, 17}, {128, 64}, {64, 96}};
+// Tails of every kind; from the third on AMX tiles take them, but not the last.
+constexpr Shape kShapes[] = {{72, 40}, {33, 17}, {128, 64}, {64, 96}, {64, 256}, {40, 200}};
 
 struct Bench {
   TestRing ring{{1, kMaxRows, 4, 256, 4 << 20, 0}};
@@ -33,7 +33,8 @@ struct Bench {
 };
 
 std::vector<float> run(ft::Executor& executor, ft::Team& team, const ft::Layer& layer, TestRing& ring,
-                       uint32_t rows, uint32_t topk, uint32_t dtype, uint32_t first_row = 0) {
+                       const JobCase& j, uint32_t first_row = 0) {
+  auto [rows, topk, dtype, shared_expert, shared_begin] = j;
   uint32_t hidden = layer.table.hidden, bytes = dtype == FT_DTYPE_FP32 ? 4 : 2;
   std::vector<float> results(size_t(rows) * hidden, NAN);
   ft::JobData job{rows,
@@ -42,7 +43,8 @@ std::vector<float> run(ft::Executor& executor, ft::Team& team, const ft::Layer& 
                   ring.routes(1) + first_row * topk,
                   ring.weights(1) + first_row * topk,
                   static_cast<std::byte*>(ring.rows(1)) + size_t(first_row) * hidden * bytes,
-                  results.data()};
+                  results.data(),
+                  {shared_expert, shared_begin}};
   team.begin();
   ft::Outcome outcome = executor.run(layer, job);
   team.end();
@@ -53,22 +55,24 @@ std::vector<float> run(ft::Executor& executor, ft::Team& team, const ft::Layer& 
 std::string describe(const LayerCase& l, const JobCase& j) {
   return text("format ", l.format, " activation ", l.activation, " flags ", l.flags, " biases ", l.biases,
               " limit ", l.limit, " H ", l.hidden, " I ", l.intermediate, " rows ", j.rows, " dtype ",
-              j.row_dtype);
+              j.row_dtype, " shared ", j.shared_expert, " from ", j.shared_begin);
 }
 
 void check_isa(Bench& b, Random& random, ft_isa isa, const ReferenceResults& expected, bool bf16_inside,
                const JobCase& j, const std::string& what) {
   ft::Layer layer = ft::attach_layer(b.ring.memory, 0, isa);
   CHECK(layer.status == FT_OK, layer.status, what);
-  std::vector<float> got = run(b.one, b.team1, layer, b.ring, j.rows, j.topk, j.row_dtype);
+  std::vector<float> got = run(b.one, b.team1, layer, b.ring, j);
   double error = relative_error(got.data(), expected);
   CHECK(error < (bf16_inside ? kBf16Tolerance : kFloatTolerance), error, " ", what);
-  std::vector<float> again = run(b.three, b.team3, layer, b.ring, j.rows, j.topk, j.row_dtype);
+  std::vector<float> again = run(b.three, b.team3, layer, b.ring, j);
   CHECK(memcmp(got.data(), again.data(), got.size() * 4) == 0, "threads change the bits; ", what);
   b.cases++;
   if (layer.kernels[j.row_dtype].many) return;
   uint32_t row = uint32_t(random() % j.rows), hidden = layer.table.hidden;
-  std::vector<float> alone = run(b.one, b.team1, layer, b.ring, 1, j.topk, j.row_dtype, row);
+  JobCase one = j;
+  one.rows = 1;
+  std::vector<float> alone = run(b.one, b.team1, layer, b.ring, one, row);
   CHECK(memcmp(alone.data(), &got[size_t(row) * hidden], hidden * 4) == 0, "row ", row, " alone differs; ",
         what);
 }
@@ -90,14 +94,25 @@ void check_job(Bench& b, Random& random, const LayerCase& l, const ReferenceLaye
   }
 }
 
+// Every other job shares an expert, from any feature that is allowed.
+JobCase draw_sharing(Random& random, const LayerCase& l, JobCase j) {
+  if (random() % 2) return j;
+  j.shared_expert = int32_t(random() % l.experts);
+  j.shared_begin = uint32_t(random() % (l.intermediate / FT_SHARED_STEP + 1)) * FT_SHARED_STEP;
+  return j;
+}
+
 void check_layer(Bench& b, Random& random, const LayerCase& l) {
   b.ring.clear_banks();
   ReferenceLayer reference = make_layer(random, b.ring, 0, l);
+  auto check = [&](uint32_t rows, uint32_t dtype) {
+    check_job(b, random, l, reference, draw_sharing(random, l, {rows, kTopk, dtype}));
+  };
   for (uint32_t rows : {1u, 2u, 7u, 64u}) {
     for (uint32_t dtype : {FT_DTYPE_BF16, FT_DTYPE_FP16, FT_DTYPE_FP32})
-      if (rows < 64 || random() % 2) check_job(b, random, l, reference, {rows, kTopk, dtype});
+      if (rows < 64 || random() % 2) check(rows, dtype);
   }
-  if (random() % 4 == 0) check_job(b, random, l, reference, {kMaxRows, kTopk, uint32_t(1 + random() % 3)});
+  if (random() % 4 == 0) check(kMaxRows, uint32_t(1 + random() % 3));
 }
 
 // All formats, activations, layouts, biases and places of the router weight; the shape is drawn.
@@ -124,7 +139,20 @@ void no_routes_give_zeros(Bench& b, Random& random, ft_isa isa) {
   make_job(random, b.ring, 1, 0, l, {5, kTopk, FT_DTYPE_BF16});
   for (uint32_t i = 0; i < 5 * kTopk; i++) b.ring.routes(1)[i] = -1;
   ft::Layer layer = ft::attach_layer(b.ring.memory, 0, isa);
-  for (float x : run(b.three, b.team3, layer, b.ring, 5, kTopk, FT_DTYPE_BF16)) CHECK(x == 0.0f, x);
+  for (float x : run(b.three, b.team3, layer, b.ring, {5, kTopk, FT_DTYPE_BF16})) CHECK(x == 0.0f, x);
+}
+
+// Every number of rows that decoding has, with an expert shared from every feature that is allowed.
+void shared_experts_at_every_number_of_rows(Bench& b, Random& random) {
+  constexpr uint32_t kHidden = 64, kIntermediate = 192;
+  for (uint32_t format : {FT_FORMAT_BF16, FT_FORMAT_FP16, FT_FORMAT_FP32}) {
+    b.ring.clear_banks();
+    LayerCase l{format, FT_ACT_SILU, FT_LAYER_GATED, true, kExperts, kHidden, kIntermediate, 0, 0, 1};
+    ReferenceLayer reference = make_layer(random, b.ring, 0, l);
+    for (uint32_t rows = 1; rows <= 40; rows++)
+      for (uint32_t begin = 0; begin <= kIntermediate; begin += FT_SHARED_STEP)
+        check_job(b, random, l, reference, {rows, kTopk, format, int32_t(random() % kExperts), begin});
+  }
 }
 
 // Large inputs must saturate, not overflow to NaN; NaN in a row must stay in that row.
@@ -138,7 +166,7 @@ void extremes_stay_where_they_are(Bench& b, Random& random, ft_isa isa) {
     for (uint32_t i = 0; i < 64; i++) rows[64 + i] *= 1e4f, rows[128 + i] = NAN;
     for (uint32_t i = 0; i < 3 * kTopk; i++) b.ring.routes(1)[i] = int32_t(i % kExperts);
     ft::Layer layer = ft::attach_layer(b.ring.memory, 0, isa);
-    std::vector<float> got = run(b.three, b.team3, layer, b.ring, 3, kTopk, FT_DTYPE_FP32);
+    std::vector<float> got = run(b.three, b.team3, layer, b.ring, {3, kTopk, FT_DTYPE_FP32});
     for (uint32_t i = 0; i < 128; i++) CHECK(std::isfinite(got[i]), got[i], " activation ", activation);
     for (uint32_t i = 128; i < 192; i++) CHECK(std::isnan(got[i]), got[i], " activation ", activation);
   }
@@ -154,7 +182,7 @@ void many_groups(ft_isa isa, Random& random) {
   ft::Layer layer = ft::attach_layer(ring.memory, 0, isa);
   ft::Team team(2, {}, 20'000);
   ft::Executor executor(team);
-  std::vector<float> got = run(executor, team, layer, ring, kRows, 2, FT_DTYPE_BF16);
+  std::vector<float> got = run(executor, team, layer, ring, {kRows, 2, FT_DTYPE_BF16});
   bool bf16_inside = layer.kernels[FT_DTYPE_BF16].few->element_bytes == 2;
   for (uint32_t row : {0u, 1u, 1499u, kRows - 1}) {
     ReferenceJob one{{1, 2, FT_DTYPE_BF16},
@@ -175,6 +203,7 @@ int main(int argc, char** argv) {
   for (uint32_t isa = FT_ISA_SCALAR; isa <= uint32_t(ft::detect_isa()); isa++)
     if (argc < 2 || ft::isa_from_name(argv[1]) == ft_isa(isa)) bench.isas.push_back(ft_isa(isa));
   check_all(bench, random);
+  shared_experts_at_every_number_of_rows(bench, random);
   for (ft_isa isa : bench.isas) {
     no_routes_give_zeros(bench, random, isa);
     extremes_stay_where_they_are(bench, random, isa);

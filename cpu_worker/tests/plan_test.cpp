@@ -66,19 +66,35 @@ void check_groups(const ft::JobPlan& plan, uint32_t limit) {
   CHECK(run == plan.runs.size(), run);
 }
 
-// The tiles cover rows x features of every run exactly once.
+// The tiles cover rows x features [first, features) of every run exactly once; `first` is a run's own or 0.
 void check_tiles(const ft::JobPlan& plan, const ft::Group& group, const std::vector<ft::Tile>& tiles,
-                 uint32_t features) {
+                 uint32_t features, bool all_features) {
   std::map<uint32_t, uint64_t> covered;
   for (const ft::Tile& tile : tiles) {
     CHECK(tile.run >= group.first_run && tile.run < group.end_run, tile.run);
     CHECK(tile.begin % ft::kBandStep == 0 && tile.end <= features && tile.end - tile.begin <= ft::kMaxBand,
           tile.begin);
+    CHECK(all_features || tile.begin >= plan.runs[tile.run].first_feature, tile.begin);
     CHECK(tile.first_row % plan.runs[tile.run].kernels->row_group == 0, tile.first_row);
     covered[tile.run] += uint64_t(tile.rows) * (tile.end - tile.begin);
   }
-  for (uint32_t i = group.first_run; i < group.end_run; i++)
-    CHECK(covered[i] == uint64_t(plan.runs[i].rows) * features, i, " ", covered[i]);
+  for (uint32_t i = group.first_run; i < group.end_run; i++) {
+    uint32_t first = all_features ? 0 : plan.runs[i].first_feature;
+    CHECK(covered[i] == uint64_t(plan.runs[i].rows) * (features - first), i, " ", covered[i]);
+  }
+}
+
+// Runs of the shared expert begin at its first feature; the job reads so much less.
+void check_sharing(const ft::JobPlan& plan, const ft::Layer& layer, const ft::SharedExpert& shared) {
+  bool routed = false;
+  for (const ft::Run& run : plan.runs) {
+    bool is_shared = int32_t(run.expert) == shared.expert;
+    routed |= is_shared;
+    CHECK(run.first_feature == (is_shared ? shared.begin : 0), run.first_feature);
+  }
+  uint64_t feature_bytes = uint64_t(6) * layer.table.hidden;
+  uint64_t bytes = plan.num_experts * feature_bytes * layer.table.intermediate;
+  CHECK(plan.bytes(layer) == bytes - (routed ? shared.begin * feature_bytes : 0), plan.bytes(layer));
 }
 
 void random_plan(std::mt19937_64& random) {
@@ -90,13 +106,16 @@ void random_plan(std::mt19937_64& random) {
   for (int32_t& route : routes) route = int32_t(random() % (experts + 1)) - 1;
   ft::KernelChoice choice{&kFew, &kMany, uint32_t(1 + random() % 40)};
   ft::JobPlan plan;
-  CHECK(plan.build(layer, choice, routes.data(), rows, topk));
+  ft::SharedExpert shared{int32_t(random() % (experts + 1)) - 1, 0};
+  shared.begin = uint32_t(random() % (intermediate / FT_SHARED_STEP + 1)) * FT_SHARED_STEP;
+  CHECK(plan.build(layer, choice, routes.data(), rows, topk, shared));
   check_slots(plan, routes);
+  check_sharing(plan, layer, shared);
   check_groups(plan, ft::max_group_slots(ft::slot_bytes(layer.table, 4)));
   for (const ft::Group& group : plan.groups) {
     uint32_t threads = uint32_t(1 + random() % 64);
-    check_tiles(plan, group, plan.gate_up_tiles(layer, group, threads), intermediate);
-    check_tiles(plan, group, plan.down_tiles(layer, group, threads), hidden);
+    check_tiles(plan, group, plan.gate_up_tiles(layer, group, threads), intermediate, false);
+    check_tiles(plan, group, plan.down_tiles(layer, group, threads), hidden, true);
   }
 }
 
@@ -105,7 +124,7 @@ void bad_routes_are_refused() {
   for (int32_t bad : {8, -2, INT32_MAX, INT32_MIN}) {
     int32_t routes[] = {0, 7, bad, -1};
     ft::JobPlan plan;
-    CHECK(!plan.build(layer, {&kFew, nullptr, UINT32_MAX}, routes, 2, 2), bad);
+    CHECK(!plan.build(layer, {&kFew, nullptr, UINT32_MAX}, routes, 2, 2, {}), bad);
     CHECK(plan.bad_route == bad, plan.bad_route);
   }
 }

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A real cpu_worker process on a real ring: jobs, bad jobs, commands, death and resumption, sleep and wake.
+// A real cpu_worker process on a real ring: jobs, bad jobs, commands, death and resumption, naps, sleep and
+// wake.
 //
 // usage: protocol_test PATH_OF_CPU_WORKER
 #include <fcntl.h>
 #include <time.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "worker_process.h"
@@ -63,7 +67,13 @@ void bad_jobs_end_with_a_status() {
     CHECK(s.status_of([&](ft_block&) { s.ring.routes(s.seq)[4] = route; }) == FT_ERR_ROUTE, route);
     CHECK(s.ring.block(s.seq).status_arg == route);
   }
-  CHECK(s.ring.header().stats.failed_jobs == 13, s.ring.header().stats.failed_jobs);
+  for (int32_t expert : {6, -2, INT32_MAX, INT32_MIN})
+    CHECK(s.status_of([&](ft_block& b) { b.shared_expert = expert; }) == FT_ERR_SHAPE, expert);
+  for (uint32_t begin : {1u, 32u, 64u, UINT32_MAX, UINT32_MAX - 63})
+    CHECK(s.status_of([&](ft_block& b) { b.shared_expert = 0, b.shared_begin = begin; }) == FT_ERR_SHAPE,
+          begin);
+  CHECK(s.status_of([](ft_block& b) { b.shared_begin = UINT32_MAX; }) == FT_OK);
+  CHECK(s.ring.header().stats.failed_jobs == 22, s.ring.header().stats.failed_jobs);
   s.ring_job(4);
   CHECK(s.wait() == 0);
   s.check_results("after bad jobs");
@@ -140,6 +150,7 @@ void garbage_is_answered() {
     s.command(FT_CMD_ATTACH);
     uint32_t status = s.status_of([&](ft_block& b) {
       spoil(&b.layer, 4);
+      spoil(&b.shared_expert, 2);
       spoil(s.ring.routes(s.seq), 6);
     });
     CHECK(status <= FT_ERR_BOUNDS, status);
@@ -252,6 +263,91 @@ void busy_pause_us(uint64_t us) {
   for (uint64_t end = ft::now_ns() + us * 1000; ft::now_ns() < end;) ft::cpu_relax();
 }
 
+// The worker naps between jobs that nobody announces. A lost one would wait for FT_SLEEP_MAX_MS.
+void silent_jobs_wait_no_longer_than_a_nap() {
+  constexpr uint64_t kSpinNs = 200'000;
+  Server s(kSpinNs);
+  s.ring.header().nap_ns = kPatience;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  std::vector<uint64_t> waits;
+  for (int i = 0; i < 100; i++) {
+    pause_us(10 * kSpinNs / 1000);
+    uint64_t begin = ft::now_ns();
+    s.ring_silently(1);
+    CHECK(s.wait() == 0);
+    s.check_results("after naps");
+    waits.push_back(s.ring.block(s.seq).started_ns - begin);
+  }
+  std::sort(waits.begin(), waits.end());
+  CHECK(waits[50] < 5 * kMs && waits[99] < 500 * kMs, "median ", waits[50], " most ", waits[99]);
+  uint64_t before = cpu_time_ns(worker.pid);
+  pause_us(500'000);
+  uint64_t burnt = cpu_time_ns(worker.pid) - before;
+  CHECK(burnt < 250 * kMs, "a napping worker burnt ", burnt, " ns in 0.5 s");
+  CHECK(s.ring.header().stats.sleeps == 0 && s.ring.header().worker_asleep == 0);
+  printf("silent jobs: median %.0f us after the doorbell; napping takes %.0f %% of a core\n",
+         double(waits[50]) / 1e3, double(burnt) / 5e6);
+}
+
+// Whether the second of two threads runs or waits for a core; a sleeper does neither.
+bool helper_is_awake(pid_t pid) {
+  for (auto& task : std::filesystem::directory_iterator(text("/proc/", pid, "/task"))) {
+    if (task.path().filename() == std::to_string(pid)) continue;
+    std::string stat;
+    std::getline(std::ifstream(task.path() / "stat"), stat);
+    return stat[stat.rfind(')') + 2] == 'R';
+  }
+  return false;
+}
+
+void jobs_after_naps_run_on_all_threads() {
+  Server s(200'000, 2, 256, 192);
+  s.ring.header().nap_ns = kPatience;
+  Worker worker(s.ring, {"--isa", "scalar"});
+  worker.wait_ready();
+  int looks = 0, awake = 0;
+  for (int i = 0; i < 20; i++) {
+    pause_us(5'000);
+    while (helper_is_awake(worker.pid)) pause_us(1'000);
+    s.ring_silently(64);
+    while (s.wait(0, 200'000) != 0) {
+      looks++;
+      awake += helper_is_awake(worker.pid);
+    }
+  }
+  CHECK(looks > 20 && awake > looks / 2, "the helper was awake at ", awake, " of ", looks, " looks");
+}
+
+// Launches around the moment at which the worker gives up napping: each must find it awake or wake it,
+// although the doorbell itself wakes nobody. A launch after which this thread got no CPU time for too long
+// does not count.
+void no_launch_finds_a_sleeper() {
+  constexpr uint64_t kNapUs = 2'000;
+  Server s(20'000);
+  s.ring.header().nap_ns = kNapUs * 1000;
+  Worker worker(s.ring);
+  worker.wait_ready();
+  uint64_t slow = 0, counted = 0;
+  for (int i = 0; i < 1000 && slow < 5; i++) {
+    busy_pause_us(kNapUs - 20 + s.random() % 150);
+    uint64_t launched = ft::now_ns();
+    ft_client_wake(s.ring.memory.ring);
+    busy_pause_us(s.random() % 100);
+    s.ring_silently(1);
+    uint64_t rung = ft::now_ns();
+    CHECK(s.wait() == 0);
+    if (rung - launched > kNapUs * 1000 / 2) continue;
+    counted++;
+    slow += s.ring.block(s.seq).started_ns > rung + 300 * kMs;
+  }
+  const ft_stats& stats = s.ring.header().stats;
+  printf("launches: %llu counted, %llu sleeps\n", static_cast<unsigned long long>(counted),
+         static_cast<unsigned long long>(stats.sleeps));
+  CHECK(slow == 0, slow, " jobs found a sleeper");
+  CHECK(counted > 500 && stats.sleeps > 50, counted, " ", stats.sleeps);
+}
+
 // Thousands of jobs with pauses around the moment at which the worker falls asleep. A lost wake-up would show
 // as a wait of up to FT_SLEEP_MAX_MS.
 void no_wake_up_is_lost() {
@@ -345,6 +441,9 @@ int main(int argc, char** argv) {
                {"stalled_workers_are_noticed", stalled_workers_are_noticed},
                {"workers_die_with_their_parent", workers_die_with_their_parent},
                {"idle_workers_sleep", idle_workers_sleep},
+               {"silent_jobs_wait_no_longer_than_a_nap", silent_jobs_wait_no_longer_than_a_nap},
+               {"jobs_after_naps_run_on_all_threads", jobs_after_naps_run_on_all_threads},
+               {"no_launch_finds_a_sleeper", no_launch_finds_a_sleeper},
                {"no_wake_up_is_lost", no_wake_up_is_lost},
                {"waiters_are_woken", waiters_are_woken},
                {"rings_that_cannot_be_served_are_refused", rings_that_cannot_be_served_are_refused}};

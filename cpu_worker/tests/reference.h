@@ -25,6 +25,8 @@ struct LayerCase {
 
 struct JobCase {
   uint32_t rows, topk, row_dtype;
+  int32_t shared_expert = -1;
+  uint32_t shared_begin = 0;
 };
 
 inline double round_to(double x, int mantissa_bits, int min_exponent) {
@@ -161,6 +163,8 @@ inline ReferenceJob make_job(Random& random, TestRing& ring, uint64_t seq, uint3
   block.rows = c.rows;
   block.topk = c.topk;
   block.row_dtype = c.row_dtype;
+  block.shared_expert = c.shared_expert;
+  block.shared_begin = c.shared_begin;
   size_t pairs = size_t(c.rows) * c.topk;
   job.rows = random_values(random, ring.rows(seq), c.row_dtype, size_t(c.rows) * l.hidden, 1);
   job.weights = random_values(random, ring.weights(seq), FT_DTYPE_FP32, pairs, 0.5);
@@ -172,9 +176,11 @@ inline ReferenceJob make_job(Random& random, TestRing& ring, uint64_t seq, uint3
   return job;
 }
 
-// One expert on one row. `bf16_inside`: the row and h are rounded to bf16, as BF16 dot products do.
-inline std::vector<double> reference_expert(const ReferenceLayer& layer, uint32_t e,
+// One expert on one row; of a shared expert the worker's part. `bf16_inside`: the row and h are rounded to
+// bf16, as BF16 dot products do.
+inline std::vector<double> reference_expert(const ReferenceLayer& layer, const JobCase& job, uint32_t e,
                                             const std::vector<double>& row, bool bf16_inside) {
+  bool shared = int32_t(e) == job.shared_expert;
   const LayerCase& c = layer.shape;
   auto dot = [](const double* a, const double* b, uint32_t n) {
     double sum = 0;
@@ -192,9 +198,10 @@ inline std::vector<double> reference_expert(const ReferenceLayer& layer, uint32_
     double up = layer.gated() ? project(interleaved ? 2 * i + 1 : c.intermediate + i) : 0;
     h[i] = reference_activation(c, gate, up);
     if (bf16_inside) h[i] = round_bf16(h[i]);
+    if (shared && i < job.shared_begin) h[i] = 0;
   }
   for (uint32_t o = 0; o < c.hidden; o++) {
-    double bias = c.biases ? layer.down_bias[e][o] : 0;
+    double bias = c.biases && !shared ? layer.down_bias[e][o] : 0;
     result[o] = dot(&layer.down[e][size_t(o) * c.intermediate], h.data(), c.intermediate) + bias;
   }
   return result;
@@ -219,7 +226,7 @@ inline ReferenceResults reference_results(const ReferenceLayer& layer, const Ref
     std::vector<double> row(&job.rows[r * hidden], &job.rows[r * hidden] + hidden);
     if (on_input)
       for (double& x : row) x = bf16_inside ? round_bf16(x * job.weights[pair]) : x * job.weights[pair];
-    std::vector<double> y = reference_expert(layer, uint32_t(job.routes[pair]), row, bf16_inside);
+    std::vector<double> y = reference_expert(layer, job.shape, uint32_t(job.routes[pair]), row, bf16_inside);
     double factor = layer.shape.output_scale * (on_input ? 1 : job.weights[pair]);
     for (uint32_t i = 0; i < hidden; i++) {
       values[r * hidden + i] += factor * y[i];

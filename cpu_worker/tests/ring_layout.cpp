@@ -37,6 +37,8 @@ static void print_block() {
   FIELD(ft_block, topk);
   FIELD(ft_block, row_dtype);
   FIELD(ft_block, rung_ns);
+  FIELD(ft_block, shared_expert);
+  FIELD(ft_block, shared_begin);
   FIELD(ft_block, status);
   FIELD(ft_block, status_arg);
   FIELD(ft_block, started_ns);
@@ -78,6 +80,7 @@ static void print_header() {
   FIELD(ft_ring_header, max_hidden);
   FIELD(ft_ring_header, num_layers);
   FIELD(ft_ring_header, spin_ns);
+  FIELD(ft_ring_header, nap_ns);
   FIELD(ft_ring_header, wake);
   FIELD(ft_ring_header, abort);
   FIELD(ft_ring_header, command_doorbell);

@@ -89,10 +89,20 @@ struct Server {
     ring.header().num_layers = 1;
   }
 
-  void ring_job(uint32_t rows) {
+  void fill_job(uint32_t rows) {
     seq++;
     job = make_job(random, ring, seq, 0, shape, {rows, 3, FT_DTYPE_FP32});
+  }
+
+  void ring_job(uint32_t rows) {
+    fill_job(rows);
     ft_client_ring(ring.memory.ring, seq);
+  }
+
+  // As a GPU does: stores the doorbell, wakes nobody.
+  void ring_silently(uint32_t rows) {
+    fill_job(rows);
+    ft::shared(ring.block(seq).doorbell).store(seq, std::memory_order_release);
   }
 
   int wait(uint64_t spin_ns = 20'000, uint64_t timeout = kPatience) {

@@ -36,6 +36,7 @@ def compiled(tmp_path_factory) -> dict[str, int]:
     constants = [prefix + member.name for prefix, enum in ENUMS.items() for member in enum]
     constants += ["FT_OK", *(f"FT_ERR_{s.name}" for s in p.Status if s)]
     constants += ["FT_RING_MAGIC", "FT_RING_VERSION", "FT_CACHE_LINE", "FT_MAX_LAYERS", "FT_MAX_ROLES"]
+    constants += ["FT_SHARED_STEP"]
     lines += [f'printf("{name} %llu\\n", (unsigned long long){name});' for name in constants]
     source = '#include "sglang_ft/ring.h"\n#include <stdio.h>\nint main(void) {' + "\n".join(lines) + "}\n"
     folder = tmp_path_factory.mktemp("layout")
@@ -69,6 +70,7 @@ def test_limits_are_the_headers(compiled):
     assert compiled["FT_CACHE_LINE"] == p.LINE
     assert compiled["FT_MAX_LAYERS"] == p.MAX_LAYERS
     assert compiled["FT_MAX_ROLES"] == p.MAX_ROLES
+    assert compiled["FT_SHARED_STEP"] == p.SHARED_STEP
 
 
 def test_every_shared_flag_has_a_cache_line_of_its_own():

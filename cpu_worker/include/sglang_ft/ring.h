@@ -50,10 +50,20 @@
 //   Of the two fences one comes first in the total order: either the worker's check sees the doorbell
 //   or the owner's load sees worker_asleep; no wake-up is lost. The worker also wakes by itself every
 //   FT_SLEEP_MAX_MS to see whether its parent is still there.
-//   A GPU cannot wake a sleeper. Its host increments `wake` when it launches a forward pass; the worker
-//   then polls for at least spin_ns after the last job.
 //   In the other direction owner_waiting and the low half of `done` play the same parts (little-endian
 //   hosts only, as all of x86-64 and AArch64 Linux).
+//
+// Naps (nap_ns > 0: the owner is a GPU, which stores doorbells but cannot wake a sleeper)
+//   The host calls ft_client_wake before it launches a forward pass. Activity is a job or a change of `wake`.
+//   After spin_ns without activity the worker naps: it waits on `wake` for at most FT_NAP_US, polls, and naps
+//   again, until nap_ns have passed since the last activity. Only then it sleeps.
+//   No job waits longer than a nap, if nap_ns exceeds the time from a launch to its first job and from one
+//   job to the next. The worker sleeps only on the value of `wake` with which it last looked for activity.
+//   When it decides to sleep, either `wake` has changed since that look, and the wait returns at once, or the
+//   next launch is still to come and wakes it. So from the launch on it is awake, and it stays so, since each
+//   job comes within nap_ns of the activity before it. Awake it polls, or naps and polls within FT_NAP_US. A
+//   job that comes later than nap_ns is not lost either: the sleeper looks at the doorbells every
+//   FT_SLEEP_MAX_MS.
 #ifndef SGLANG_FT_RING_H
 #define SGLANG_FT_RING_H
 
@@ -65,11 +75,13 @@ extern "C" {
 #endif
 
 #define FT_RING_MAGIC 0x474e495254464753ull /* "SGFTRING" in memory */
-#define FT_RING_VERSION 1u
+#define FT_RING_VERSION 2u
 #define FT_CACHE_LINE 64
 #define FT_MAX_LAYERS 512
 #define FT_MAX_ROLES 8
 #define FT_SLEEP_MAX_MS 1000
+#define FT_NAP_US 50
+#define FT_SHARED_STEP 64
 
 /* Weight formats. One file each in cpu_worker/src/formats and python/sglang_ft/experts/formats. */
 enum ft_format { FT_FORMAT_NONE = 0, FT_FORMAT_BF16 = 1, FT_FORMAT_FP16 = 2, FT_FORMAT_FP32 = 3 };
@@ -123,7 +135,7 @@ enum ft_isa {
 enum ft_status {
   FT_OK = 0,
   FT_ERR_LAYER = 1,  /* no such layer */
-  FT_ERR_SHAPE = 2,  /* rows, topk or row dtype outside what the ring or layer allows */
+  FT_ERR_SHAPE = 2,  /* rows, topk, row dtype or shared expert outside what the ring or layer allows */
   FT_ERR_ROUTE = 3,  /* an expert index >= num_experts; status_arg is its value */
   FT_ERR_FORMAT = 4, /* no kernel for this format, activation or missing role; status_arg is the layer */
   FT_ERR_BOUNDS = 5, /* a bank reaches beyond the pool; status_arg is the layer */
@@ -174,7 +186,11 @@ struct ft_block {
   uint32_t topk;      /* 1 .. max_topk */
   uint32_t row_dtype; /* ft_dtype */
   uint64_t rung_ns;   /* CLOCK_MONOTONIC when the doorbell was rung; 0 from a GPU */
-  uint8_t pad3[40];
+  /* One expert of a job may be shared with the owner: the worker computes and sums only its intermediate
+   * features [shared_begin, I); the owner computes the others and adds the expert's down bias. */
+  int32_t shared_expert; /* local expert; -1: none */
+  uint32_t shared_begin; /* a multiple of FT_SHARED_STEP, at most I */
+  uint8_t pad3[32];
   /* outcome: worker */
   uint32_t status; /* ft_status */
   int32_t status_arg;
@@ -182,7 +198,7 @@ struct ft_block {
   uint64_t finished_ns;
   uint32_t experts; /* distinct experts of the job */
   uint32_t reserved;
-  uint64_t bytes; /* expert bytes read */
+  uint64_t bytes; /* expert bytes read; of a shared expert only the worker's part */
   uint8_t pad4[24];
 };
 
@@ -219,8 +235,9 @@ struct ft_ring_header {
   uint32_t max_topk;
   uint32_t max_hidden;
   uint32_t num_layers; /* owner, before FT_CMD_ATTACH; a restarted worker attaches them by itself */
-  uint64_t spin_ns;    /* how long the worker polls after its last job before it sleeps */
-  uint8_t pad0[16];
+  uint64_t spin_ns;    /* how long the worker polls after its last job before it naps or sleeps */
+  uint64_t nap_ns;     /* GPU owner: how long after its last job it naps before it sleeps; 0: no naps */
+  uint8_t pad0[8];
   /* owner */
   uint32_t wake; /* futex word of the worker */
   uint8_t pad1[60];
@@ -265,6 +282,9 @@ void ft_client_command(void* ring, uint64_t seq);
 
 /* Waits for command `seq`. Same return values as ft_client_wait. */
 int ft_client_command_wait(void* ring, uint64_t seq, uint64_t timeout_ns);
+
+/* Ends job `seq` with `status` in the worker's place. Only while no worker process exists. */
+void ft_client_give_up(void* ring, uint64_t seq, uint32_t status);
 
 /* Wakes the worker without a job, for an owner (GPU) that rings doorbells by itself. */
 void ft_client_wake(void* ring);

@@ -53,27 +53,27 @@ FT_INLINE void prefetch_tiles(const WeightTiles& w, uint32_t k) {
 constexpr uint32_t kFetchAhead = 256;
 
 // While columns [k, k + 32) of w are multiplied, fetches from w and then from the beginning of `next`.
-FT_INLINE void fetch_ahead(const WeightTiles& w, const WeightTiles* next, uint32_t k, uint32_t ins) {
+FT_INLINE void fetch_ahead(const WeightTiles& w, const WeightTiles* next, uint32_t k, const Matrix& m) {
   uint32_t ahead = k + kFetchAhead;
-  if (ahead < ins)
+  if (ahead < m.ins)
     prefetch_tiles(w, ahead);
   else if (next)
-    prefetch_tiles(*next, ahead - ins);
+    prefetch_tiles(*next, m.first_in + ahead - m.ins);
 }
 
 // c [A][B][16][16] = weight block a . row block b. Row blocks follow each other in x. FETCH: w is not in the
 // cache yet; `next` (may be null) follows it.
 template <int A, int B, bool FETCH>
-inline void multiply_tiles(const WeightTiles& w, const uint16_t* x, uint32_t ins, const WeightTiles* next,
+inline void multiply_tiles(const Matrix& m, const WeightTiles& w, const uint16_t* x, const WeightTiles* next,
                            float* c) {
   size_t stride = w.stride * sizeof(uint16_t);
-  const uint16_t* x1 = x + size_t(ins) * kTile;
+  const uint16_t* x1 = x + size_t(m.ins) * kTile;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (uint32_t k = 0; k < ins; k += kTileK) {
-    if constexpr (FETCH) fetch_ahead(w, next, k, ins);
+  for (uint32_t k = m.first_in; k < m.ins; k += kTileK) {
+    if constexpr (FETCH) fetch_ahead(w, next, k, m);
     _tile_loadd(4, w.block[0] + k, stride);
     _tile_loadd(6, x + size_t(k) * kTile, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -94,20 +94,20 @@ inline void multiply_tiles(const WeightTiles& w, const uint16_t* x, uint32_t ins
 }
 
 template <bool FETCH>
-FT_INLINE void multiply_tiles(const WeightTiles& w, const uint16_t* x, uint32_t row_blocks, uint32_t ins,
+FT_INLINE void multiply_tiles(const Matrix& m, const WeightTiles& w, const uint16_t* x, uint32_t row_blocks,
                               const WeightTiles* next, float* c) {
-  if (w.count == 2 && row_blocks == 2) return multiply_tiles<2, 2, FETCH>(w, x, ins, next, c);
-  if (w.count == 2) return multiply_tiles<2, 1, FETCH>(w, x, ins, next, c);
-  if (row_blocks == 2) return multiply_tiles<1, 2, FETCH>(w, x, ins, next, c);
-  multiply_tiles<1, 1, FETCH>(w, x, ins, next, c);
+  if (w.count == 2 && row_blocks == 2) return multiply_tiles<2, 2, FETCH>(m, w, x, next, c);
+  if (w.count == 2) return multiply_tiles<2, 1, FETCH>(m, w, x, next, c);
+  if (row_blocks == 2) return multiply_tiles<1, 2, FETCH>(m, w, x, next, c);
+  multiply_tiles<1, 1, FETCH>(m, w, x, next, c);
 }
 
 // The first rows of a piece bring the weights into the cache for the others.
-FT_INLINE void multiply_tiles(const WeightTiles& w, const WeightTiles* next, const uint16_t* x, uint32_t row,
-                              uint32_t row_blocks, uint32_t ins, float* c) {
-  const uint16_t* from = x + size_t(row) * ins;
-  if (row == 0) return multiply_tiles<true>(w, from, row_blocks, ins, next, c);
-  multiply_tiles<false>(w, from, row_blocks, ins, nullptr, c);
+FT_INLINE void multiply_tiles(const Matrix& m, const WeightTiles& w, const WeightTiles* next,
+                              const uint16_t* x, uint32_t row, uint32_t row_blocks, float* c) {
+  const uint16_t* from = x + size_t(row) * m.ins;
+  if (row == 0) return multiply_tiles<true>(m, w, from, row_blocks, next, c);
+  multiply_tiles<false>(m, w, from, row_blocks, nullptr, c);
 }
 
 // Transposes a 16 x 16 matrix of 32-bit elements held in 16 registers.
@@ -168,7 +168,7 @@ struct AmxKernels {
       WeightTiles w = gate_up_tiles(a, f), next = gate_up_tiles(a, f + step);
       for (uint32_t r = 0; r < a.rows; r += 2 * kTile) {
         uint32_t blocks = a.rows - r > kTile ? 2 : 1;
-        multiply_tiles(w, f + step < a.end ? &next : nullptr, x, r, blocks, a.weights.ins, a.scratch);
+        multiply_tiles(a.weights, w, f + step < a.end ? &next : nullptr, x, r, blocks, a.scratch);
         for (uint32_t b = 0; b < blocks; b++)
           finish_h(a, f, a.scratch + b * kTileFloats, blocks * kTileFloats,
                    h + size_t(r + b * kTile) * a.intermediate);
@@ -185,7 +185,7 @@ struct AmxKernels {
       WeightTiles w = down_tiles(a, o), next = down_tiles(a, o + step);
       for (uint32_t r = 0; r < a.rows; r += 2 * kTile) {
         uint32_t blocks = a.rows - r > kTile ? 2 : 1;
-        multiply_tiles(w, o + step < a.end ? &next : nullptr, h, r, blocks, a.weights.ins, a.scratch);
+        multiply_tiles(a.weights, w, o + step < a.end ? &next : nullptr, h, r, blocks, a.scratch);
         for (uint32_t t = 0; t < w.count; t++)
           for (uint32_t b = 0; b < blocks; b++)
             store_partial(a, o + t * kTile, r + b * kTile, a.scratch + (t * blocks + b) * kTileFloats);

@@ -39,6 +39,7 @@ struct Matrix {
   const float* bias;   // f32 [outs] or null
   uint32_t outs;
   uint32_t ins;
+  uint32_t first_in = 0;  // the sum over ins begins here, a multiple of FT_SHARED_STEP
 };
 
 struct Activation {

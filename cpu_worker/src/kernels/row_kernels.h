@@ -11,7 +11,7 @@
 //   kWideRows, kWideOuts            the same for at most kWideRows token rows
 //   zero, load_rows, multiply_add, sum, sum4
 //
-// Each output element has one vector accumulator that runs over k from the start to the end of the row,
+// Each output element has one vector accumulator that runs over k from first_in to the end of the row,
 // whatever the register block: the same bits for one row and for many.
 #pragma once
 
@@ -79,7 +79,7 @@ __attribute__((noinline)) void dot_block(const Matrix& m, RowSlice slice, const 
       for (int o = 0; o < OUTS; o++) acc[r][o] = Dot::multiply_add(w[o], xs, acc[r][o]);
     }
   };
-  uint32_t k = 0;
+  uint32_t k = m.first_in;
   for (; k + Dot::kStep <= m.ins; k += Dot::kStep) {
     if constexpr (PREFETCH)
       for (int o = 0; o < OUTS; o++) row(OUTS + o).prefetch(k);

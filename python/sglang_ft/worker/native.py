@@ -8,12 +8,25 @@ import os
 import sysconfig
 from ctypes import c_int, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from types import SimpleNamespace
 
 import sglang_ft
 from sglang_ft.errors import WorkerError
 
 WORKER = "cpu_worker"
 CLIENT = "libsglang_ft_client.so"
+_CALLS = {
+    "ring": [c_void_p, c_uint64],
+    "command": [c_void_p, c_uint64],
+    "give_up": [c_void_p, c_uint64, c_uint32],
+    "wake": [c_void_p],
+    "abort": [c_void_p, c_uint32],
+}
+_WAITS = {
+    "wait": [c_void_p, c_uint64, c_uint64, c_uint64],
+    "command_wait": [c_void_p, c_uint64, c_uint64],
+    "state_wait": [c_void_p, c_uint32, c_uint64],
+}
 
 
 def find(name: str) -> Path:
@@ -32,18 +45,16 @@ def find(name: str) -> Path:
 
 
 @functools.cache
-def client() -> ctypes.CDLL:
-    """The client library, whose calls are described in ring.h. Calls release the GIL."""
-    lib = ctypes.CDLL(str(find(CLIENT)))
-    lib.ft_client_ring.argtypes = [c_void_p, c_uint64]
-    lib.ft_client_wait.argtypes = [c_void_p, c_uint64, c_uint64, c_uint64]
-    lib.ft_client_command.argtypes = [c_void_p, c_uint64]
-    lib.ft_client_command_wait.argtypes = [c_void_p, c_uint64, c_uint64]
-    lib.ft_client_wake.argtypes = [c_void_p]
-    lib.ft_client_abort.argtypes = [c_void_p, c_uint32]
-    lib.ft_client_state_wait.argtypes = [c_void_p, c_uint32, c_uint64]
-    for name in ("ring", "command", "wake", "abort"):
-        getattr(lib, f"ft_client_{name}").restype = None
-    for name in ("wait", "command_wait", "state_wait"):
-        getattr(lib, f"ft_client_{name}").restype = c_int
-    return lib
+def client() -> SimpleNamespace:
+    """The functions ft_client_* of the client library, which ring.h describes, without that prefix.
+
+    Waits release the GIL. The others take about a microsecond, and to get the GIL back from a busy thread may take
+    milliseconds.
+    """
+    path = str(find(CLIENT))
+    functions = {}
+    for lib, result, calls in ((ctypes.PyDLL(path), None, _CALLS), (ctypes.CDLL(path), c_int, _WAITS)):
+        for name, arguments in calls.items():
+            functions[name] = function = getattr(lib, f"ft_client_{name}")
+            function.argtypes, function.restype = arguments, result
+    return SimpleNamespace(**functions)

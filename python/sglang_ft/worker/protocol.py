@@ -10,10 +10,11 @@ from ctypes import c_float, c_int32, c_uint8, c_uint32, c_uint64
 from enum import IntEnum, IntFlag
 
 MAGIC = 0x474E495254464753
-VERSION = 1
+VERSION = 2
 LINE = 64
 MAX_LAYERS = 512
 MAX_ROLES = 8
+SHARED_STEP = 64
 
 
 class Format(IntEnum):
@@ -121,7 +122,9 @@ class Block(ctypes.Structure):
         ("topk", c_uint32),
         ("row_dtype", c_uint32),
         ("rung_ns", c_uint64),
-        ("pad3", c_uint8 * 40),
+        ("shared_expert", c_int32),
+        ("shared_begin", c_uint32),
+        ("pad3", c_uint8 * 32),
         ("status", c_uint32),
         ("status_arg", c_int32),
         ("started_ns", c_uint64),
@@ -168,7 +171,8 @@ class RingHeader(ctypes.Structure):
         ("max_hidden", c_uint32),
         ("num_layers", c_uint32),
         ("spin_ns", c_uint64),
-        ("pad0", c_uint8 * 16),
+        ("nap_ns", c_uint64),
+        ("pad0", c_uint8 * 8),
         ("wake", c_uint32),
         ("pad1", c_uint8 * 60),
         ("abort", c_uint32),
