@@ -13,82 +13,13 @@ import time
 import psutil
 import pytest
 import torch
+import worker_stack
+from worker_stack import BF16, FP32, available_isas, error
 
 from sglang_ft.errors import WorkerError
-from sglang_ft.experts.bank import ExpertPool, plan_banks
-from sglang_ft.experts.formats import FORMATS, LayerSpec, find_format
+from sglang_ft.experts.formats import FORMATS, LayerSpec
 from sglang_ft.experts.reference import moe_layer
 from sglang_ft.worker.protocol import Activation, Isa
-from sglang_ft.worker.ring import Ring, RingSize
-from sglang_ft.worker.supervisor import Supervisor, WorkerOptions
-
-BF16 = find_format(None, "bfloat16")
-FP32 = find_format(None, "float32")
-CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
-
-
-class Stack:
-    """A pool with random experts, a ring and a supervised worker."""
-
-    def __init__(
-        self, specs: list[LayerSpec], isa: str = "auto", rows: int = 128, stall_s: float = 1.0
-    ) -> None:
-        torch.manual_seed(torch.seed() % 2**31)
-        self.pool = ExpertPool(plan_banks(specs))
-        for index, spec in enumerate(specs):
-            for bank in self.pool.banks(index).values():
-                bank.copy_(torch.randn(bank.shape) * spec.hidden**-0.5)
-        self.pool.seal()
-        topk, hidden = 8, max(spec.hidden for spec in specs)
-        self.ring = Ring(RingSize(2, rows, topk, hidden), self.pool.file.size, spin_ns=50_000)
-        self.ring.write_layers(self.pool.plan)
-        self.states: list[str] = []
-        options = WorkerOptions(CORES, isa, stall_s)
-        self.worker = Supervisor(
-            self.ring, self.pool, options, lambda state, n, why: self.states.append(state)
-        )
-        self.worker.start()
-
-    def step(
-        self, rows: int, dtype: torch.dtype, layer: int = 0, topk: int = 4
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step with random routes: what the worker and what the reference say."""
-        spec = self.pool.plan.layers[layer].spec
-        x = torch.randn(rows, spec.hidden).to(dtype)
-        ids = torch.rand(rows, spec.num_experts).topk(topk).indices
-        weights = torch.rand(rows, topk)
-        got = self.worker.run(layer, x, ids, weights)
-        return got.double(), moe_layer(x, ids, weights, spec, self.pool.banks(layer))
-
-
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return ((got - want).norm() / want.norm()).item()
-
-
-@pytest.fixture
-def stack():
-    """A factory of stacks that are stopped at the end."""
-    made = []
-
-    def make(*args, **kwargs) -> Stack:
-        made.append(Stack(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.worker.stop()
-
-
-def available_isas() -> list[str]:
-    flags = set(open("/proc/cpuinfo").read().split("flags", 1)[1].split("\n", 1)[0].split())
-    needs = {
-        "scalar": set(),
-        "avx2": {"avx2", "fma", "f16c"},
-        "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-        "avx512_bf16": {"avx512_bf16"},
-        "amx": {"amx_bf16", "amx_tile"},
-    }
-    return [isa for isa, need in needs.items() if need <= flags]
 
 
 @pytest.mark.parametrize("isa", available_isas())
@@ -138,6 +69,14 @@ def test_a_route_outside_the_layer_is_refused_and_the_worker_lives(stack):
     assert running.worker.pid == pid
 
 
+def test_jobs_in_and_outside_of_inference_mode_take_turns(stack):
+    running = stack([LayerSpec(FP32, 6, 32, 16)])
+    for inference in (True, False, True):
+        for _ in range(3):
+            with torch.inference_mode(inference):
+                assert error(*running.step(5, torch.float32)) < 1e-5
+
+
 def test_a_killed_worker_is_replaced_and_its_job_run_again(stack):
     running = stack([LayerSpec(BF16, 64, 512, 512)], rows=512)
     pid = running.worker.pid
@@ -182,6 +121,8 @@ def test_a_step_that_outlives_two_workers_fails_within_five_seconds(stack):
     finally:
         stop.set()
         killer.join()
+    while running.states[-1] != "ready":  # it may have been away for so long that steps fail at once
+        time.sleep(0.05)
     assert error(*running.step(3, torch.bfloat16)) < 1e-2, "the next step works"
 
 
@@ -220,12 +161,12 @@ def test_the_worker_does_not_outlive_its_parent(tmp_path):
         """
         import sys, os, time
         sys.path.insert(0, {here!r})
-        from test_worker import FP32, LayerSpec, Stack
+        from worker_stack import FP32, LayerSpec, Stack
         running = Stack([LayerSpec(FP32, 6, 32, 16)])
         print(running.worker.pid, flush=True)
         time.sleep(60)
         """
-    ).format(here=os.path.dirname(__file__))
+    ).format(here=os.path.dirname(worker_stack.__file__))
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     worker = psutil.Process(int(parent.stdout.readline()))
     parent.kill()

@@ -1,8 +1,9 @@
 """Keeps a cpu_worker process alive over one pool and ring, and runs jobs on it.
 
 A worker that dies or hangs is replaced on the same pool; one that merely gets no CPU time is left alone. The job
-left behind is a pure function of its block and is run again. A job that outlives two workers, or finds none for
-RECOVER_S, fails with WorkerError.
+left behind is a pure function of its block and is run again. A job that outlives two workers, finds none for
+RECOVER_S or is there at stop() ends with status LOST, whoever rang it: a host through run(), which raises WorkerError,
+or a GPU, which calls nothing here and must never spin forever.
 
 Threads: the caller (one) runs jobs. The watch thread alone starts, kills and reaps worker processes; it
 lives as long as the supervisor because the kernel ties "die with your parent" to the thread that forked.
@@ -19,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
@@ -40,7 +41,11 @@ MS = 1_000_000
 START_S = 30.0
 """A worker that is not ready by then counts as failed: it maps two files and starts threads."""
 RECOVER_S = 4.0
-"""A job fails when no worker has been there for this long."""
+"""A job is given up when no worker has been there for this long; so long may a start take while jobs wait."""
+RETRY_S = 1.0
+"""Pause after a worker that could not be started."""
+TICK_S = 0.02
+"""How often the watch thread looks for waiting jobs while there is no worker."""
 STARVED_STALLS = 10
 """A worker without progress for so many stall times counts as hung, however little CPU time it got."""
 MAX_RUNS = 2
@@ -90,17 +95,28 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the worker and waits until it is ready. Raises WorkerError with its own words if it is not."""
+        self.ring.abort(False)
         self._thread.start()
         self._first_start.wait()
         if self._start_error:
             raise self._start_error
 
     def stop(self) -> None:
-        """Ends the worker. Jobs in flight are lost."""
+        """Ends the worker. Jobs in flight are lost; every wait for one, a GPU's too, ends before this returns."""
         self._stopping.set()
         os.write(self._wake_write, b"x")
         if self._thread.is_alive():
             self._thread.join()
+
+    def wait_ready(self) -> None:
+        """Waits until there is a worker. Raises WorkerError when there has been none for RECOVER_S."""
+        if not self._ready.wait(max(0.0, self._lost_at + RECOVER_S - time.monotonic())):
+            why = f": {self._start_error}" if self._start_error else ""
+            raise WorkerError(f"no cpu_worker process for {RECOVER_S:.0f} s{why}")
+
+    def wake(self) -> None:
+        """To be called before each launch of a forward pass on a GPU that rings jobs by itself. About a microsecond."""
+        self.ring.wake()
 
     @property
     def pid(self) -> int:
@@ -124,7 +140,7 @@ class Supervisor:
                 if len(pending) == self.ring.size.blocks:
                     self._collect(*pending.pop(0), out)
                 last = min(first + step, rows.shape[0])
-                self._wait_ready()
+                self.wait_ready()
                 sequence = self.ring.submit(
                     layer, rows[first:last], expert_ids[first:last], router_weights[first:last]
                 )
@@ -140,7 +156,7 @@ class Supervisor:
 
     def measure_read(self, offset: int, nbytes: int, passes: int = 1) -> float:
         """Bytes a second of a plain streaming read of a part of the pool by all worker threads."""
-        self._wait_ready()
+        self.wait_ready()
         sequence = self.ring.command(p.Command.MEASURE, offset, nbytes, passes)
         while not self.ring.command_wait(sequence, 100 * MS):
             if not self._ready.is_set():
@@ -158,19 +174,17 @@ class Supervisor:
             if not self._thread.is_alive():  # it sees to it that every job ends
                 raise WorkerError("the cpu_worker was stopped")
         outcome = self.ring.outcome(sequence)
+        if outcome.status == LOST and self._stopping.is_set():
+            raise WorkerError("the cpu_worker was stopped")
         if outcome.status == LOST:
             raise WorkerError(
-                "the cpu_worker process died or hung twice in the same step; this request is lost"
+                "the cpu_worker process died or hung twice in the same step, or could not be started again; "
+                "this request is lost"
             )
         if outcome.status != p.Status.OK:
             name = p.Status(outcome.status).name
             raise WorkerError(f"the cpu_worker refused a job: {name} (argument {outcome.status_arg})")
         return outcome
-
-    def _wait_ready(self) -> None:
-        if not self._ready.wait(max(0.0, self._lost_at + RECOVER_S - time.monotonic())):
-            why = f": {self._start_error}" if self._start_error else ""
-            raise WorkerError(f"no cpu_worker process for {RECOVER_S:.0f} s{why}")
 
     # -- the watch thread -------------------------------------------------------------------------
 
@@ -183,12 +197,14 @@ class Supervisor:
                     self._start_failed(e)
                     if not self._first_start.is_set():
                         return
-                    self._stopping.wait(1.0)
+                    self._pause(RETRY_S)
                     continue
                 self._serve()
         finally:
             self._first_start.set()
+            self.ring.abort(True)
             self._kill()
+            self._give_up(self.ring.outstanding())
             self._on_state("stopped", self.restarts, "")
 
     def _spawn(self) -> None:
@@ -205,15 +221,16 @@ class Supervisor:
             )
         except OSError as e:
             raise WorkerError(f"cannot start {command[0]}: {e}") from e
-        deadline = time.monotonic() + START_S
+        started = time.monotonic()
         while self.ring.header.worker_state != p.WorkerState.READY:
             if self._process.poll() is not None or self._stopping.is_set():
                 self._kill()
                 raise WorkerError(f"cpu_worker did not start: {self._last_words()}")
-            if time.monotonic() > deadline:
+            patience = RECOVER_S if self.ring.outstanding() else START_S
+            if time.monotonic() > started + patience:
                 self._kill()
-                raise WorkerError(f"cpu_worker was not ready after {START_S:.0f} s")
-            self.ring.state_wait(p.WorkerState(self.ring.header.worker_state), 20 * MS)
+                raise WorkerError(f"cpu_worker was not ready after {patience:.0f} s")
+            self.ring.state_wait(p.WorkerState(self.ring.header.worker_state), int(TICK_S * 1e9))
         self._start_error = None
         self._ready.set()
         self._first_start.set()
@@ -233,7 +250,10 @@ class Supervisor:
                     break
                 progress = self.ring.header.progress
                 now = time.monotonic()
-                if progress != last or not self.ring.outstanding():
+                waiting = bool(self.ring.outstanding())
+                if waiting:  # a GPU's job may have come after the last nap
+                    self.ring.wake()
+                if progress != last or not waiting:
                     last, moved = progress, now
                 elif now - since <= self.options.stall_s:
                     continue
@@ -254,17 +274,23 @@ class Supervisor:
         self.restarts += 1
         logger.error("cpu_worker %d ended (%s); starting it again on the same pool", process.pid, why)
         self._on_state("restarting", self.restarts, why)
-        for sequence in self.ring.outstanding():
-            self._runs[sequence] = self._runs.get(sequence, 0) + 1
-            if self._runs[sequence] >= MAX_RUNS:
-                self.ring.give_up(sequence, LOST)
-        alive = set(self.ring.outstanding())
-        self._runs = {s: n for s, n in self._runs.items() if s in alive}
+        self._runs = {sequence: self._runs.get(sequence, 0) + 1 for sequence in self.ring.outstanding()}
+        self._give_up([sequence for sequence, runs in self._runs.items() if runs >= MAX_RUNS])
 
     def _start_failed(self, error: FtError) -> None:
         self._start_error = error
         self._on_state("failed", self.restarts, str(error))
-        for sequence in self.ring.outstanding():
+        self._give_up(self.ring.outstanding())
+
+    def _pause(self, seconds: float) -> None:
+        """Waits without a worker process; jobs that a GPU still rings, one after another, must end meanwhile."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stopping.wait(TICK_S):
+            if time.monotonic() > self._lost_at + RECOVER_S:
+                self._give_up(self.ring.outstanding())
+
+    def _give_up(self, sequences: Iterable[int]) -> None:
+        for sequence in sequences:
             self.ring.give_up(sequence, LOST)
 
     def _kill(self) -> None:
