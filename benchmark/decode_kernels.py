@@ -134,7 +134,7 @@ def parts(stack: GpuStack, layers: int) -> dict[str, float]:
 
     metrics = {"plan_us": one("ft_plan", cached=True)}
     metrics |= {"gate_up_us": one("ft_gate_up", 0), "down_us": one("ft_down", 0)}
-    metrics |= {"no_fills_gate_up_us": one("ft_gate_up", 1), "combine_us": one("ft_combine", cached=True)}
+    metrics |= {"no_fills_gate_up_us": one("ft_gate_up", 1), "combine_us": one("ft_combine", 1, cached=True)}
     return metrics | {"no_fill_us": one("ft_fill", 0, FILL_BLOCKS)}
 
 

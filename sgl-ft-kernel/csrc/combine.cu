@@ -4,6 +4,7 @@
 // a fixed order.
 #include "device_memory.cuh"
 #include "formats/dense.cuh"
+#include "launch.cuh"
 #include "sgl_ft_kernel/api.h"
 #include "sglang_ft/ring.h"
 
@@ -34,6 +35,7 @@ __device__ void wait_for_job(const ft_cache& cache, const ft_ring_view& ring, co
 
 template <class Format>
 __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_moe_layer layer, ft_step step) {
+  wait_for_previous();
   const uint32_t row = blockIdx.y, first = (blockIdx.x * kThreads + threadIdx.x) * kFeatures;
   const bool on_input = layer.flags & FT_LAYER_WEIGHT_ON_INPUT;
   const uint64_t sequence = step.work ? step.work->sequence : 0;
@@ -83,17 +85,12 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
 
 extern "C" {
 
-int ft_combine(const ft_cache* cache, const ft_moe_layer* layer, const ft_step* step, void* stream) {
+int ft_combine(const ft_cache* cache, const ft_moe_layer* layer, const ft_step* step, int early, void* stream) {
   using namespace ft;
   dim3 grid((layer->hidden + kThreads * kFeatures - 1) / (kThreads * kFeatures), step->rows);
-  cudaStream_t s = static_cast<cudaStream_t>(stream);
-  if (step->row_dtype == FT_DTYPE_BF16)
-    combine_kernel<Bf16><<<grid, kThreads, 0, s>>>(*cache, *layer, *step);
-  else if (step->row_dtype == FT_DTYPE_FP16)
-    combine_kernel<Fp16><<<grid, kThreads, 0, s>>>(*cache, *layer, *step);
-  else
-    return cudaErrorInvalidValue;
-  return cudaGetLastError();
+  if (step->row_dtype != FT_DTYPE_BF16 && step->row_dtype != FT_DTYPE_FP16) return cudaErrorInvalidValue;
+  auto kernel = step->row_dtype == FT_DTYPE_BF16 ? combine_kernel<Bf16> : combine_kernel<Fp16>;
+  return launch(kernel, grid, kThreads, early != 0, stream, *cache, *layer, *step);
 }
 
 }  // extern "C"

@@ -7,6 +7,7 @@
 #include "activation.cuh"
 #include "device_memory.cuh"
 #include "formats/dense.cuh"
+#include "launch.cuh"
 
 namespace ft {
 namespace {
@@ -109,6 +110,7 @@ __device__ void gate_up_rows(const ft_moe_layer& layer, const ft_step& step, con
 
 template <class Format, bool kGated>
 __global__ void __launch_bounds__(kWarps * 32) gate_up_kernel(ft_moe_layer layer, ft_step step, bool fills) {
+  wait_for_previous();
   const ft_run run = run_of_block(layer, step, fills, blockIdx.y);
   const uint32_t feature = blockIdx.x * kWarps + threadIdx.x / 32;
   if (feature >= run.features) return;
@@ -182,6 +184,7 @@ __device__ void down_rows(const ft_moe_layer& layer, const ft_step& step, const 
 
 template <class Format>
 __global__ void __launch_bounds__(kWarps * 32) down_kernel(ft_moe_layer layer, ft_step step, bool fills) {
+  wait_for_previous();
   const ft_run run = run_of_block(layer, step, fills, blockIdx.y);
   const uint32_t feature = (blockIdx.x * kWarps + threadIdx.x / 32) * kDownFeatures;
   if (!run.rows || feature >= layer.hidden) return;
@@ -199,20 +202,17 @@ uint32_t most_runs(const ft_moe_layer& layer, const ft_step& step) {
 }
 
 template <class Format>
-int launch_gate_up(const ft_moe_layer& layer, const ft_step& step, bool fills, cudaStream_t stream) {
+int launch_gate_up(const ft_moe_layer& layer, const ft_step& step, bool fills, void* stream) {
   dim3 grid(ceil_div(layer.intermediate, kWarps), most_runs(layer, step));
-  if (layer.flags & FT_LAYER_GATED)
-    gate_up_kernel<Format, true><<<grid, kWarps * 32, 0, stream>>>(layer, step, fills);
-  else
-    gate_up_kernel<Format, false><<<grid, kWarps * 32, 0, stream>>>(layer, step, fills);
-  return cudaGetLastError();
+  auto kernel = layer.flags & FT_LAYER_GATED ? gate_up_kernel<Format, true> : gate_up_kernel<Format, false>;
+  bool early = !fills && step.work;  // the plan comes right before; fills also wait for their copies
+  return launch(kernel, grid, kWarps * 32, early, stream, layer, step, fills);
 }
 
 template <class Format>
-int launch_down(const ft_moe_layer& layer, const ft_step& step, bool fills, cudaStream_t stream) {
+int launch_down(const ft_moe_layer& layer, const ft_step& step, bool fills, void* stream) {
   dim3 grid(ceil_div(layer.hidden, kWarps * kDownFeatures), most_runs(layer, step));
-  down_kernel<Format><<<grid, kWarps * 32, 0, stream>>>(layer, step, fills);
-  return cudaGetLastError();
+  return launch(down_kernel<Format>, grid, kWarps * 32, true, stream, layer, step, fills);
 }
 
 bool supported(const ft_moe_layer& layer, const ft_step& step) {
@@ -228,16 +228,14 @@ extern "C" {
 
 int ft_gate_up(const ft_moe_layer* layer, const ft_step* step, int fills, void* stream) {
   if (!ft::supported(*layer, *step)) return cudaErrorInvalidValue;
-  cudaStream_t s = static_cast<cudaStream_t>(stream);
-  return layer->format == FT_FORMAT_BF16 ? ft::launch_gate_up<ft::Bf16>(*layer, *step, fills, s)
-                                         : ft::launch_gate_up<ft::Fp16>(*layer, *step, fills, s);
+  return layer->format == FT_FORMAT_BF16 ? ft::launch_gate_up<ft::Bf16>(*layer, *step, fills, stream)
+                                         : ft::launch_gate_up<ft::Fp16>(*layer, *step, fills, stream);
 }
 
 int ft_down(const ft_moe_layer* layer, const ft_step* step, int fills, void* stream) {
   if (!ft::supported(*layer, *step)) return cudaErrorInvalidValue;
-  cudaStream_t s = static_cast<cudaStream_t>(stream);
-  return layer->format == FT_FORMAT_BF16 ? ft::launch_down<ft::Bf16>(*layer, *step, fills, s)
-                                         : ft::launch_down<ft::Fp16>(*layer, *step, fills, s);
+  return layer->format == FT_FORMAT_BF16 ? ft::launch_down<ft::Bf16>(*layer, *step, fills, stream)
+                                         : ft::launch_down<ft::Fp16>(*layer, *step, fills, stream);
 }
 
 }  // extern "C"

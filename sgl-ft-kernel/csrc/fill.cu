@@ -3,6 +3,7 @@
 // Copies experts from the mapped pool into their slots: 16-byte loads over the link, several in flight, all blocks
 // together on each expert.
 #include "device_memory.cuh"
+#include "launch.cuh"
 #include "sgl_ft_kernel/api.h"
 #include "sglang_ft/ring.h"
 
@@ -64,6 +65,7 @@ __device__ void copy_biases(const ft_moe_layer& layer, uint32_t expert, uint32_t
 }
 
 __global__ void __launch_bounds__(kThreads) fill_kernel(ft_moe_layer layer, ft_step step, bool tail) {
+  wait_for_previous();
   const ft_work& work = *step.work;
   if (tail) {
     if (!work.features) return;
@@ -87,14 +89,12 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(uint8_t* to, const uint8
 extern "C" {
 
 int ft_fill(const ft_moe_layer* layer, const ft_step* step, int tail, uint32_t blocks, void* stream) {
-  ft::fill_kernel<<<blocks, ft::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*layer, *step, tail != 0);
-  return cudaGetLastError();
+  return ft::launch(ft::fill_kernel, blocks, ft::kThreads, false, stream, *layer, *step, tail != 0);
 }
 
 int ft_copy_from_host(void* to, const void* from, uint64_t bytes, uint32_t blocks, void* stream) {
-  ft::copy_kernel<<<blocks, ft::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<uint8_t*>(to), static_cast<const uint8_t*>(from), bytes);
-  return cudaGetLastError();
+  return ft::launch(ft::copy_kernel, blocks, ft::kThreads, false, stream, static_cast<uint8_t*>(to),
+                    static_cast<const uint8_t*>(from), bytes);
 }
 
 }  // extern "C"

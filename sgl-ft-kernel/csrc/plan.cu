@@ -2,6 +2,7 @@
 #include "sgl_ft_kernel/plan.h"
 
 #include "device_block.cuh"
+#include "launch.cuh"
 #include "sgl_ft_kernel/host_block.h"
 
 namespace ft {
@@ -13,6 +14,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(ft_cache cache, ft_m
   __shared__ PlanScratch scratch;
   __shared__ DeviceBlock<kPlanThreads>::Shared shared;
   DeviceBlock<kPlanThreads> block{shared};
+  wait_for_previous();
   StepPlanner<DeviceBlock<kPlanThreads>>(block, scratch, cache, layer, step).run();
 }
 
@@ -28,8 +30,7 @@ extern "C" {
 
 int ft_plan(const ft_cache* cache, const ft_moe_layer* layer, const ft_step* step, void* stream) {
   if (ft::too_large(*layer, *step)) return cudaErrorInvalidValue;
-  ft::plan_kernel<<<1, ft::kPlanThreads, 0, static_cast<cudaStream_t>(stream)>>>(*cache, *layer, *step);
-  return cudaGetLastError();
+  return ft::launch(ft::plan_kernel, 1, ft::kPlanThreads, false, stream, *cache, *layer, *step);
 }
 
 }  // extern "C"

@@ -209,19 +209,21 @@ class ExpertCache:
         main = torch.cuda.current_stream(self.device)
         if self._recorded is not None:
             self._recorded[index, : routes.shape[0]].copy_(routes)
+        early = True
         if self.resident and self._trace is None:
             step.work = None
             self._experts(layer, step, 0, main)
         else:
-            self._cached(index, layer, step, main)
-        self._launch(self._lib.ft_combine, byref(self._cache), byref(layer), byref(step), main.cuda_stream)
+            early = self._cached(index, layer, step, main)
+        self._launch(self._lib.ft_combine, byref(self._cache), byref(layer), byref(step), early, main.cuda_stream)
         return out
 
-    def _cached(self, index: int, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> None:
+    def _cached(self, index: int, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> bool:
+        """Everything up to the sum. Returns whether the last launch was ft_down on `main`."""
         side = self._fill_stream
         self._launch(self._lib.ft_plan, byref(self._cache), byref(layer), byref(step), main.cuda_stream)
         if self.slots.slots == 0 or layer.uncached:
-            return
+            return False
         self._planned.record(main)
         side.wait_event(self._planned)
         self._launch(self._lib.ft_fill, byref(layer), byref(step), 0, FILL_BLOCKS, side.cuda_stream)
@@ -235,6 +237,8 @@ class ExpertCache:
         if self.shares and index == len(self.layers) - 1:
             # Nothing later in this forward pass joins the side stream; the next one may use the slot.
             main.wait_event(self._tail_done)
+            return False
+        return True
 
     def _experts(self, layer: abi.Layer, step: abi.Step, fills: int, stream: torch.cuda.Stream) -> None:
         self._launch(self._lib.ft_gate_up, byref(layer), byref(step), fills, stream.cuda_stream)

@@ -78,7 +78,8 @@ def scale_router(weight: torch.Tensor, locality: float, generator: torch.Generat
     traces.synthetic_trace draws the routes that this gives; replay.find_locality finds the locality of a miss rate.
     """
     order = torch.randperm(len(weight), generator=generator)
-    weight.copy_(weight.float() * router_scales(len(weight), locality)[order].unsqueeze(1))
+    scales = router_scales(len(weight), locality)[order].unsqueeze(1)
+    weight.copy_(weight.float() * scales.to(weight.device))
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:

@@ -74,7 +74,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_fill": [layer, step, c_int, c_uint32, c_void_p],
         "ft_gate_up": [layer, step, c_int, c_void_p],
         "ft_down": [layer, step, c_int, c_void_p],
-        "ft_combine": [cache, layer, step, c_void_p],
+        "ft_combine": [cache, layer, step, c_int, c_void_p],
         "ft_plan_on_host": [cache, layer, step],
         "ft_range_reserve": [c_uint64, c_int, POINTER(c_void_p)],
         "ft_range_resize": [c_void_p, c_uint64],

@@ -163,7 +163,10 @@ int ft_fill(const struct ft_moe_layer* layer, const struct ft_step* step, int ta
  * in slot first_expert_id + e and every pair is a run of its own; no plan is needed. */
 int ft_gate_up(const struct ft_moe_layer* layer, const struct ft_step* step, int fills, void* stream);
 int ft_down(const struct ft_moe_layer* layer, const struct ft_step* step, int fills, void* stream);
-int ft_combine(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step, void* stream);
+
+/* early: nothing but the last ft_down has to end before, see csrc/launch.cuh. */
+int ft_combine(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step, int early,
+               void* stream);
 
 /* Runs the same plan logic here on the host, all pointers being host memory: for tests and offline use. */
 int ft_plan_on_host(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step);
