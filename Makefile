@@ -12,7 +12,7 @@ export PYTHON
 VENV := $(shell scripts/setup.sh path)
 export PATH := $(CURDIR)/build/site/bin:$(VENV)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/build/site
-CPP = $(shell find cpu_worker -name '*.cpp' -o -name '*.h')
+CPP = $(shell find cpu_worker sgl-ft-kernel -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PYTEST = HF_HUB_OFFLINE=1 pytest
 
 .PHONY: help

@@ -27,7 +27,8 @@ __device__ inline float activate(const ft_moe_layer& layer, float gate, float up
     gate = fminf(gate, layer.act_limit);
     up = fminf(fmaxf(up, -layer.act_limit), layer.act_limit);
   }
-  if (layer.activation == FT_ACT_SWIGLU_OAI) return gate / (1.0f + __expf(-layer.act_alpha * gate)) * (up + 1.0f);
+  if (layer.activation == FT_ACT_SWIGLU_OAI)
+    return gate / (1.0f + __expf(-layer.act_alpha * gate)) * (up + 1.0f);
   return act(layer.activation, gate) * up;
 }
 

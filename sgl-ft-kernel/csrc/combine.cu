@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The end of a step: waits for the job of this step and sums what the GPU and the worker computed, in float32 and in
-// a fixed order.
+// The end of a step: waits for the job of this step and sums what the GPU and the worker computed, in float32
+// and in a fixed order.
 #include "device_memory.cuh"
 #include "formats/dense.cuh"
 #include "launch.cuh"
@@ -15,8 +15,8 @@ constexpr int kThreads = 256;
 constexpr int kFeatures = 4;  // of a thread
 
 // Ends when the job is done, by whichever worker, or when the owner aborts all waits.
-__device__ void wait_for_job(const ft_cache& cache, const ft_ring_view& ring, const ft_block& block, uint64_t sequence,
-                             bool counts) {
+__device__ void wait_for_job(const ft_cache& cache, const ft_ring_view& ring, const ft_block& block,
+                             uint64_t sequence, bool counts) {
   uint64_t start = nanoseconds();
   uint32_t failed = 0;
   while (load_acquire_system(&block.done) < sequence) {
@@ -48,11 +48,13 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
       on_gpu = step.work->slots[pair] >= 0;
       in_job |= step.work->job_routes[pair] >= 0;
     } else {
-      on_gpu = uint32_t(step.routes[pair]) < layer.num_experts && (!step.num_valid || row < uint32_t(*step.num_valid));
+      on_gpu = uint32_t(step.routes[pair]) < layer.num_experts &&
+               (!step.num_valid || row < uint32_t(*step.num_valid));
     }
     if (!on_gpu || first >= layer.hidden) continue;
     const float weight = layer.output_scale * (on_input ? 1.0f : step.weights[pair]);
-    const float4 value = *reinterpret_cast<const float4*>(step.partial + uint64_t(pair) * layer.hidden + first);
+    const float4 value =
+        *reinterpret_cast<const float4*>(step.partial + uint64_t(pair) * layer.hidden + first);
     sum.x += weight * value.x;
     sum.y += weight * value.y;
     sum.z += weight * value.z;
@@ -66,7 +68,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
     __syncthreads();
     if (first < layer.hidden) {
       const float* results = reinterpret_cast<const float*>(block + ring.results_offset);
-      const float4 value = __ldcv(reinterpret_cast<const float4*>(results + uint64_t(row) * layer.hidden + first));
+      const float4 value =
+          __ldcv(reinterpret_cast<const float4*>(results + uint64_t(row) * layer.hidden + first));
       sum.x += value.x;
       sum.y += value.y;
       sum.z += value.z;
@@ -85,7 +88,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
 
 extern "C" {
 
-int ft_combine(const ft_cache* cache, const ft_moe_layer* layer, const ft_step* step, int early, void* stream) {
+int ft_combine(const ft_cache* cache, const ft_moe_layer* layer, const ft_step* step, int early,
+               void* stream) {
   using namespace ft;
   dim3 grid((layer->hidden + kThreads * kFeatures - 1) / (kThreads * kFeatures), step->rows);
   if (step->row_dtype != FT_DTYPE_BF16 && step->row_dtype != FT_DTYPE_FP16) return cudaErrorInvalidValue;

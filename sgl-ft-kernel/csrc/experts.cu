@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Expert compute for few rows: both projections as matrix-vector products that read each weight once. Bound by
-// memory; each warp has several 16-byte loads a lane in flight before it uses the first.
+// Expert compute for few rows: both projections as matrix-vector products that read each weight once. Bound
+// by memory; each warp has several 16-byte loads a lane in flight before it uses the first.
 #include <algorithm>
 
 #include "activation.cuh"
@@ -14,16 +14,18 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kRowsAtOnce = 4;
-constexpr int kChunk = 256;          // elements that a warp loads with one load a lane
-constexpr int kGateUpUnroll = 4;     // chunks in flight, of a gate and an up row
-constexpr int kDownFeatures = 4;     // output features of a warp
-constexpr int kDownUnroll = 2;       // chunks in flight, of each of them
+constexpr int kChunk = 256;       // elements that a warp loads with one load a lane
+constexpr int kGateUpUnroll = 4;  // chunks in flight, of a gate and an up row
+constexpr int kDownFeatures = 4;  // output features of a warp
+constexpr int kDownUnroll = 2;    // chunks in flight, of each of them
 
 // The run that this block works on; rows 0: none.
-__device__ inline ft_run run_of_block(const ft_moe_layer& layer, const ft_step& step, bool fills, uint32_t index) {
+__device__ inline ft_run run_of_block(const ft_moe_layer& layer, const ft_step& step, bool fills,
+                                      uint32_t index) {
   if (!step.work) {  // all resident: one run a pair
     int32_t e = step.routes[index];
-    bool valid = uint32_t(e) < layer.num_experts && (!step.num_valid || index / step.topk < uint32_t(*step.num_valid));
+    bool valid =
+        uint32_t(e) < layer.num_experts && (!step.num_valid || index / step.topk < uint32_t(*step.num_valid));
     return {layer.first_expert_id + e, index, valid ? 1u : 0u, layer.intermediate, uint32_t(e), {}};
   }
   const ft_work& work = *step.work;
@@ -43,8 +45,8 @@ __device__ inline float warp_sum(float value) {
 
 // One warp: intermediate feature `feature` of one run, for kRows of its rows.
 template <class Format, int kRows, bool kGated>
-__device__ void gate_up_rows(const ft_moe_layer& layer, const ft_step& step, const ft_run& run, uint32_t feature,
-                             uint32_t first_row, uint32_t rows) {
+__device__ void gate_up_rows(const ft_moe_layer& layer, const ft_step& step, const ft_run& run,
+                             uint32_t feature, uint32_t first_row, uint32_t rows) {
   const uint32_t lane = threadIdx.x % 32, hidden = layer.hidden;
   const bool interleaved = layer.flags & FT_LAYER_INTERLEAVED;
   const uint8_t* weights = layer.role[FT_ROLE_GATE_UP].slots + run.slot * layer.role[FT_ROLE_GATE_UP].stride;
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(kWarps * 32) gate_up_kernel(ft_moe_layer layer
   if (feature >= run.features) return;
   if (run.rows == 1) return gate_up_rows<Format, 1, kGated>(layer, step, run, feature, 0, 1);
   for (uint32_t row = 0; row < run.rows; row += kRowsAtOnce)
-    gate_up_rows<Format, kRowsAtOnce, kGated>(layer, step, run, feature, row, min(run.rows - row, kRowsAtOnce));
+    gate_up_rows<Format, kRowsAtOnce, kGated>(layer, step, run, feature, row,
+                                              min(run.rows - row, kRowsAtOnce));
 }
 
 // One warp: kDownFeatures output features of one run, for kRows of its rows.
@@ -151,7 +154,8 @@ __device__ void down_rows(const ft_moe_layer& layer, const ft_step& step, const 
       float value[kRows][8];
 #pragma unroll
       for (int r = 0; r < kRows; r++) {
-        float4 first = *reinterpret_cast<const float4*>(h[r] + at), second = *reinterpret_cast<const float4*>(h[r] + at + 4);
+        float4 first = *reinterpret_cast<const float4*>(h[r] + at),
+               second = *reinterpret_cast<const float4*>(h[r] + at + 4);
         const float all[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 #pragma unroll
         for (int i = 0; i < 8; i++) value[r][i] = all[i];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies experts from the mapped pool into their slots: 16-byte loads over the link, several in flight, all blocks
-// together on each expert.
+// Copies experts from the mapped pool into their slots: 16-byte loads over the link, several in flight, all
+// blocks together on each expert.
 #include "device_memory.cuh"
 #include "launch.cuh"
 #include "sgl_ft_kernel/api.h"
@@ -14,10 +14,12 @@ constexpr int kThreads = 512;
 constexpr int kInFlight = 4;
 
 // `rows` rows of `row_bytes`, `pitch` bytes apart on both sides. Everything in multiples of 16 bytes.
-__device__ void copy_rows(uint8_t* to, const uint8_t* from, uint64_t rows, uint64_t row_bytes, uint64_t pitch) {
+__device__ void copy_rows(uint8_t* to, const uint8_t* from, uint64_t rows, uint64_t row_bytes,
+                          uint64_t pitch) {
   const uint32_t pieces_a_row = uint32_t(row_bytes / 16);
   const uint64_t pieces = rows * pieces_a_row, stride = uint64_t(gridDim.x) * kThreads;
-  for (uint64_t base = uint64_t(blockIdx.x) * kThreads + threadIdx.x; base < pieces; base += stride * kInFlight) {
+  for (uint64_t base = uint64_t(blockIdx.x) * kThreads + threadIdx.x; base < pieces;
+       base += stride * kInFlight) {
     uint4 piece[kInFlight];
     uint64_t at[kInFlight];
 #pragma unroll
@@ -33,7 +35,8 @@ __device__ void copy_rows(uint8_t* to, const uint8_t* from, uint64_t rows, uint6
 }
 
 // Features [begin, end) of the first projection and of the second; all of it when they are all.
-__device__ void copy_features(const ft_moe_layer& layer, uint32_t expert, uint32_t slot, uint32_t begin, uint32_t end) {
+__device__ void copy_features(const ft_moe_layer& layer, uint32_t expert, uint32_t slot, uint32_t begin,
+                              uint32_t end) {
   const ft_role_memory &gate_up = layer.role[FT_ROLE_GATE_UP], &down = layer.role[FT_ROLE_DOWN];
   uint8_t* to = gate_up.slots + slot * gate_up.stride;
   const uint8_t* from = gate_up.pool + expert * gate_up.stride;
@@ -53,14 +56,16 @@ __device__ void copy_features(const ft_moe_layer& layer, uint32_t expert, uint32
     copy_rows(to + begin * row, from + begin * row, 1, count * row, 0);
     copy_rows(to + (features + begin) * row, from + (features + begin) * row, 1, count * row, 0);
   }
-  copy_rows(down.slots + slot * down.stride + begin * column, down.pool + expert * down.stride + begin * column,
-            layer.hidden, count * column, features * column);
+  copy_rows(down.slots + slot * down.stride + begin * column,
+            down.pool + expert * down.stride + begin * column, layer.hidden, count * column,
+            features * column);
 }
 
 __device__ void copy_biases(const ft_moe_layer& layer, uint32_t expert, uint32_t slot) {
   for (int r = FT_ROLE_GATE_UP_BIAS; r <= FT_ROLE_DOWN_BIAS; r++) {
     const ft_role_memory& role = layer.role[r];
-    if (role.stride) copy_rows(role.slots + slot * role.stride, role.pool + expert * role.stride, 1, role.stride, 0);
+    if (role.stride)
+      copy_rows(role.slots + slot * role.stride, role.pool + expert * role.stride, 1, role.stride, 0);
   }
 }
 

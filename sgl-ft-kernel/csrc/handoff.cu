@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Round trips of jobs whose blocks are already filled, through each transport of doorbells: to choose and to measure.
+// Round trips of jobs whose blocks are already filled, through each transport of doorbells: to choose and to
+// measure.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -20,7 +21,9 @@ ft_block* block_of(const ft_ring_view& ring, uint64_t sequence) {
   return reinterpret_cast<ft_block*>(ring.blocks + (sequence - 1) % ring.num_blocks * ring.block_stride);
 }
 
-__global__ void ring_kernel(uint64_t* doorbell, uint64_t sequence) { store_release_system(doorbell, sequence); }
+__global__ void ring_kernel(uint64_t* doorbell, uint64_t sequence) {
+  store_release_system(doorbell, sequence);
+}
 
 __global__ void wait_kernel(const uint64_t* done, const uint32_t* abort, uint64_t sequence) {
   while (load_acquire_system(done) < sequence && !load_volatile(abort)) __nanosleep(64);
@@ -34,7 +37,8 @@ struct HostJob {
 
 void ring_on_host(void* job) {
   auto* j = static_cast<HostJob*>(job);
-  reinterpret_cast<std::atomic<uint64_t>*>(&j->block->doorbell)->store(j->sequence, std::memory_order_release);
+  reinterpret_cast<std::atomic<uint64_t>*>(&j->block->doorbell)
+      ->store(j->sequence, std::memory_order_release);
 }
 
 void wait_on_host(void* job) {
@@ -63,7 +67,7 @@ int round_trip(const ft_ring_view& ring, uint64_t sequence, int transport, cudaS
           stream, at(&block->doorbell), sequence, CU_STREAM_WRITE_VALUE_DEFAULT);
       if (result == CUDA_SUCCESS)
         result = reinterpret_cast<decltype(&cuStreamWaitValue64)>(wait)(stream, at(&block->done), sequence,
-                                                                       CU_STREAM_WAIT_VALUE_GEQ);
+                                                                        CU_STREAM_WAIT_VALUE_GEQ);
       return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
     }
     case kHostFunctions: {
@@ -81,7 +85,8 @@ int round_trip(const ft_ring_view& ring, uint64_t sequence, int transport, cudaS
 
 extern "C" {
 
-int ft_handoff_probe(const ft_ring_view* ring, uint64_t first_sequence, uint32_t count, int transport, void* stream) {
+int ft_handoff_probe(const ft_ring_view* ring, uint64_t first_sequence, uint32_t count, int transport,
+                     void* stream) {
   int result = cudaSuccess;
   for (uint32_t i = 0; i < count && result == cudaSuccess; i++)
     result = ft::round_trip(*ring, first_sequence + i, transport, static_cast<cudaStream_t>(stream));

@@ -32,7 +32,8 @@ template <class Function>
 bool find(const char* name, Function& function) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result;
-  if (cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result) != cudaSuccess) return false;
+  if (cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result) != cudaSuccess)
+    return false;
   function = reinterpret_cast<Function>(found);
   return result == cudaDriverEntryPointSuccess;
 }
@@ -41,8 +42,9 @@ const Driver& driver() {
   static const Driver found = [] {
     Driver d{};
     d.complete = find("cuMemAddressReserve", d.address_reserve) && find("cuMemAddressFree", d.address_free) &&
-                 find("cuMemCreate", d.create) && find("cuMemRelease", d.release) && find("cuMemMap", d.map) &&
-                 find("cuMemUnmap", d.unmap) && find("cuMemSetAccess", d.set_access);
+                 find("cuMemCreate", d.create) && find("cuMemRelease", d.release) &&
+                 find("cuMemMap", d.map) && find("cuMemUnmap", d.unmap) &&
+                 find("cuMemSetAccess", d.set_access);
     return d;
   }();
   return found;
@@ -164,7 +166,8 @@ int ft_range_free(void* range) {
 int ft_host_register(void* start, uint64_t bytes, uint64_t chunk, uint64_t* registered) {
   for (*registered = 0; *registered < bytes; *registered += std::min(chunk, bytes - *registered)) {
     uint64_t size = std::min(chunk, bytes - *registered);
-    cudaError_t result = cudaHostRegister(static_cast<char*>(start) + *registered, size, cudaHostRegisterMapped);
+    cudaError_t result =
+        cudaHostRegister(static_cast<char*>(start) + *registered, size, cudaHostRegisterMapped);
     if (result != cudaSuccess) {
       cudaGetLastError();  // it is reported here, not by the next launch
       return result;

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kPlanThreads = 512;
 
-__global__ void __launch_bounds__(kPlanThreads) plan_kernel(ft_cache cache, ft_moe_layer layer, ft_step step) {
+__global__ void __launch_bounds__(kPlanThreads)
+    plan_kernel(ft_cache cache, ft_moe_layer layer, ft_step step) {
   __shared__ PlanScratch scratch;
   __shared__ DeviceBlock<kPlanThreads>::Shared shared;
   DeviceBlock<kPlanThreads> block{shared};

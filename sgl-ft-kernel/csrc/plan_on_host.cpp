@@ -14,9 +14,9 @@ int ft_plan_on_host(const ft_cache* cache, const ft_moe_layer* layer, const ft_s
 }
 
 int ft_abi_sizes(uint64_t* sizes, int capacity) {
-  const uint64_t all[] = {sizeof(ft_split),       sizeof(ft_cache_control), sizeof(ft_cache_counters),
-                          sizeof(ft_cache),       sizeof(ft_role_memory),   sizeof(ft_moe_layer),
-                          sizeof(ft_run),         sizeof(ft_work),          sizeof(ft_ring_view),
+  const uint64_t all[] = {sizeof(ft_split), sizeof(ft_cache_control), sizeof(ft_cache_counters),
+                          sizeof(ft_cache), sizeof(ft_role_memory),   sizeof(ft_moe_layer),
+                          sizeof(ft_run),   sizeof(ft_work),          sizeof(ft_ring_view),
                           sizeof(ft_step)};
   const int count = sizeof(all) / sizeof(all[0]);
   for (int i = 0; i < count && i < capacity; i++) sizes[i] = all[i];

@@ -22,7 +22,9 @@ struct Bf16 {
 struct Fp16 {
   using Element = __half;
   static constexpr uint32_t kBytes = 2;
-  __device__ static float2 pair(uint32_t bits) { return __half22float2(*reinterpret_cast<const __half2*>(&bits)); }
+  __device__ static float2 pair(uint32_t bits) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+  }
   __device__ static Element from_float(float value) { return __float2half(value); }
 };
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The expert cache on the GPU: state in device memory, and the kernels of one step of one MoE layer. Plain C, so
-// that Python calls it through ctypes, whatever its version and torch's. python/sgl_ft_kernel/abi.py mirrors
-// every struct and a test compares sizes and offsets.
+// The expert cache on the GPU: state in device memory, and the kernels of one step of one MoE layer. Plain C,
+// so that Python calls it through ctypes, whatever its version and torch's. python/sgl_ft_kernel/abi.py
+// mirrors every struct and a test compares sizes and offsets.
 //
 // One step of one layer with T rows and k routes each, nothing of it decided on the host:
 //
-//   ft_plan        one block: finds hits and misses, picks slots, lists the work, rings the doorbell of the job
-//   ft_fill        copies the fills from the mapped pool into their slots; on a side stream
-//   ft_gate_up, ft_down   h = act(x W_gate_up), then W_down h, over the slots of the hits; again over the fills
-//   ft_combine     waits for the job; weighs and sums everything into the layer's output
+//   ft_plan              one block: finds hits and misses, picks slots, lists the work, rings the doorbell
+//   ft_fill              copies the fills from the mapped pool into their slots; on a side stream
+//   ft_gate_up, ft_down  h = act(x W_gate_up), then W_down h, over the hits' slots; again over the fills
+//   ft_combine           waits for the job; weighs and sums everything into the layer's output
 //
 // All launches are asynchronous and fit a CUDA graph. Functions return 0 or a cudaError_t, see ft_error_text.
 #ifndef SGL_FT_KERNEL_API_H
@@ -29,8 +29,8 @@ extern "C" {
 #define FT_FAILED_ABORTED 102u     /* ft_cache.failure: a wait ended by the abort flag of the ring */
 #define FT_CACHE_ROLES 4           /* gate_up, down and their biases: ft_role 0 .. 3 of ring.h */
 
-/* Of m misses, `fills` take the link. features: of the last fill so many intermediate features are computed on the
- * GPU in this step and the worker computes the others; 0: all of them on the GPU. */
+/* Of m misses, `fills` take the link. features: of the last fill so many intermediate features are computed
+ * on the GPU in this step and the worker computes the others; 0: all of them on the GPU. */
 struct ft_split {
   uint16_t fills;
   uint16_t features;
@@ -120,7 +120,8 @@ struct ft_work {
   int32_t job_routes[FT_CACHE_MAX_PAIRS]; /* local expert of each pair that the worker runs, else -1 */
 };
 
-/* The ring of ring.h as the device sees it; copied here because reading the header over the link takes microseconds. */
+/* The ring of ring.h as the device sees it; copied here because reading the header over the link takes
+ * microseconds. */
 struct ft_ring_view {
   uint8_t* blocks; /* null: no worker */
   const uint32_t* abort;
@@ -143,8 +144,8 @@ struct ft_step {
   uint32_t topk;
   uint32_t row_dtype;  /* ft_dtype of ring.h: BF16 or FP16 */
   uint32_t trace_last; /* 1: the trace goes on to its next step after this layer */
-  float* h;        /* scratch [rows * topk, intermediate] */
-  float* partial;  /* scratch [rows * topk, hidden] */
+  float* h;            /* scratch [rows * topk, intermediate] */
+  float* partial;      /* scratch [rows * topk, hidden] */
   struct ft_work* work;
   struct ft_ring_view ring;
   const int32_t* trace; /* routes to take instead, [trace_steps, rows, topk] of this layer; null: none */
@@ -153,33 +154,36 @@ struct ft_step {
 };
 
 /* CUDA stream handles are passed as pointers. */
-int ft_plan(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step, void* stream);
+int ft_plan(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step,
+            void* stream);
 
 /* First the part of each fill that this step needs (tail 0), then the rest of a shared one (tail 1). */
-int ft_fill(const struct ft_moe_layer* layer, const struct ft_step* step, int tail,
-            uint32_t blocks, void* stream);
+int ft_fill(const struct ft_moe_layer* layer, const struct ft_step* step, int tail, uint32_t blocks,
+            void* stream);
 
-/* Runs of the hits (fills 0) or of the fills (1). Without ft_step.work all experts are resident: local expert e lies
- * in slot first_expert_id + e and every pair is a run of its own; no plan is needed. */
+/* Runs of the hits (fills 0) or of the fills (1). Without ft_step.work all experts are resident: local expert
+ * e lies in slot first_expert_id + e and every pair is a run of its own; no plan is needed. */
 int ft_gate_up(const struct ft_moe_layer* layer, const struct ft_step* step, int fills, void* stream);
 int ft_down(const struct ft_moe_layer* layer, const struct ft_step* step, int fills, void* stream);
 
 /* early: nothing but the last ft_down has to end before, see csrc/launch.cuh. */
-int ft_combine(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step, int early,
-               void* stream);
+int ft_combine(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step,
+               int early, void* stream);
 
 /* Runs the same plan logic here on the host, all pointers being host memory: for tests and offline use. */
-int ft_plan_on_host(const struct ft_cache* cache, const struct ft_moe_layer* layer, const struct ft_step* step);
+int ft_plan_on_host(const struct ft_cache* cache, const struct ft_moe_layer* layer,
+                    const struct ft_step* step);
 
-/* Slot memory: an address range that is reserved once; physical memory is mapped into its first bytes in chunks. */
+/* Slot memory: an address range that is reserved once; physical memory is mapped into its first bytes in
+ * chunks. */
 int ft_range_reserve(uint64_t bytes, int device, void** range);
 int ft_range_resize(void* range, uint64_t bytes); /* maps or unmaps whole chunks so that `bytes` are there */
 uint64_t ft_range_address(void* range);
 uint64_t ft_range_mapped(void* range);
 int ft_range_free(void* range);
 
-/* Registers host memory with CUDA so that kernels and copies reach it; chunk by chunk. *registered: bytes from the
- * start that are registered when it fails. */
+/* Registers host memory with CUDA so that kernels and copies reach it; chunk by chunk. *registered: bytes
+ * from the start that are registered when it fails. */
 int ft_host_register(void* start, uint64_t bytes, uint64_t chunk, uint64_t* registered);
 int ft_host_unregister(void* start, uint64_t bytes, uint64_t chunk);
 int ft_device_address(void* host, void** device);
@@ -187,8 +191,8 @@ int ft_device_address(void* host, void** device);
 /* Plain copy of `bytes` of mapped host memory by a kernel, for measuring the link. */
 int ft_copy_from_host(void* to, const void* from, uint64_t bytes, uint32_t blocks, void* stream);
 
-/* Transports of a doorbell, for measuring: a round trip of `count` jobs through the given one. 0: kernels, 1: stream
- * memory operations, 2: host functions. */
+/* Transports of a doorbell, for measuring: a round trip of `count` jobs through the given one. 0: kernels, 1:
+ * stream memory operations, 2: host functions. */
 int ft_handoff_probe(const struct ft_ring_view* ring, uint64_t first_sequence, uint32_t count, int transport,
                      void* stream);
 

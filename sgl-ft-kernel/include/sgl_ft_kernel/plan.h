@@ -3,8 +3,8 @@
 // The plan of one step of one layer, run by one block of threads. The rules are those of
 // python/sglang_ft/experts/step.py, which tests compare with this in every slot, victim, order and counter.
 //
-// `Block` is what differs between the device and the host: who the threads are, how they meet, add and scan. The
-// host's has one thread. Nothing here depends on the order in which threads run.
+// `Block` is what differs between the device and the host: who the threads are, how they meet, add and scan.
+// The host's has one thread. Nothing here depends on the order in which threads run.
 #pragma once
 
 #include "sgl_ft_kernel/api.h"
@@ -18,8 +18,8 @@
 
 namespace ft {
 
-// Victims are chosen among at most so many candidates: fewer than FT_CACHE_MAX_EXPERTS are older than the youngest
-// victim, and one step never stamps more slots than a layer has experts.
+// Victims are chosen among at most so many candidates: fewer than FT_CACHE_MAX_EXPERTS are older than the
+// youngest victim, and one step never stamps more slots than a layer has experts.
 constexpr uint32_t kMaxCandidates = 2 * FT_CACHE_MAX_EXPERTS;
 constexpr uint32_t kBins = 256;
 
@@ -28,7 +28,7 @@ struct PlanScratch {
   uint32_t run_of[FT_CACHE_MAX_EXPERTS];  // its run; FT_NONE: not on the GPU
   uint32_t miss[FT_CACHE_MAX_EXPERTS];    // misses, ascending
   uint32_t age[FT_CACHE_MAX_EXPERTS];     // steps since the last route of each miss
-  uint16_t ranked[FT_CACHE_MAX_EXPERTS];   // misses, best to fill first
+  uint16_t ranked[FT_CACHE_MAX_EXPERTS];  // misses, best to fill first
   uint32_t victim[FT_CACHE_MAX_EXPERTS];
   uint32_t scan[FT_CACHE_MAX_EXPERTS];
   uint32_t bins[kBins];
@@ -46,9 +46,15 @@ struct PlanNumbers {
 template <class Block>
 class StepPlanner {
  public:
-  FT_HOST_DEVICE StepPlanner(Block& block, PlanScratch& scratch, const ft_cache& cache, const ft_moe_layer& layer,
-                             const ft_step& step)
-      : b(block), s(scratch), cache(cache), layer(layer), in(step), work(*step.work), pairs(step.rows * step.topk) {}
+  FT_HOST_DEVICE StepPlanner(Block& block, PlanScratch& scratch, const ft_cache& cache,
+                             const ft_moe_layer& layer, const ft_step& step)
+      : b(block),
+        s(scratch),
+        cache(cache),
+        layer(layer),
+        in(step),
+        work(*step.work),
+        pairs(step.rows * step.topk) {}
 
   FT_HOST_DEVICE void run() {
     n.step = cache.control->step + 1;
@@ -221,8 +227,8 @@ class StepPlanner {
       if (cache.expert_of[slot] == FT_NONE) s.victim[place++] = slot;
   }
 
-  // The `count` oldest of the occupied slots, the oldest first. Narrows down the lowest age that a victim can have, a
-  // digit at a time, until few enough candidates are left to rank them all.
+  // The `count` oldest of the occupied slots, the oldest first. Narrows down the lowest age that a victim can
+  // have, a digit at a time, until few enough candidates are left to rank them all.
   FT_HOST_DEVICE void take_oldest(uint32_t first, uint32_t count) {
     uint32_t oldest = 0;
     for (uint32_t slot = b.tid(); slot < n.live; slot += b.size())
@@ -255,8 +261,8 @@ class StepPlanner {
     }
   }
 
-  // Of the ages in [low, low + kBins << shift): s.bin is the highest digit at which at least `count` slots are as old,
-  // s.below how many are older than that digit's; returns how many are within it.
+  // Of the ages in [low, low + kBins << shift): s.bin is the highest digit at which at least `count` slots
+  // are as old, s.below how many are older than that digit's; returns how many are within it.
   FT_HOST_DEVICE uint32_t narrow(uint32_t low, uint32_t shift, uint32_t count) {
     for (uint32_t i = b.tid(); i < kBins; i += b.size()) s.bins[i] = 0;
     b.sync();
