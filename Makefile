@@ -12,7 +12,10 @@ export PYTHON
 VENV := $(shell scripts/setup.sh path)
 export PATH := $(CURDIR)/build/site/bin:$(VENV)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/build/site
-CPP = $(shell find cpu_worker sgl-ft-kernel -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+export SGLANG_FT_KERNEL_DIR := $(CURDIR)/build/sgl-ft-kernel
+# Where there are a GPU and nvcc, what is started has the CUDA kernels.
+KERNEL = $(if $(wildcard /dev/nvidia0 /dev/dxg),$(if $(shell command -v nvcc),kernel))
+CPP = $(shell find cpu_worker sgl-ft-kernel/csrc sgl-ft-kernel/include -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PYTEST = HF_HUB_OFFLINE=1 pytest
 
 .PHONY: help
@@ -22,12 +25,19 @@ help: ## this list
 
 # -- use
 
+# $(call build,FOLDER,DEFINITIONS) builds FOLDER into build/FOLDER.
+define build
+	cmake -S $(1) -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=Release $(2) >build/$(1).log 2>&1 \
+	  || { cat build/$(1).log; exit 1; }
+	cmake --build build/$(1)
+endef
+
 .PHONY: serve
-serve: site ## serve the demo model on HOST:PORT, no GPU needed
+serve: site $(KERNEL) ## serve the demo model on HOST:PORT, no GPU needed
 	exec python -m sglang_ft.launch_server --model-path $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
 .PHONY: doctor
-doctor: site ## check this machine: each problem with its cure
+doctor: site $(KERNEL) ## check this machine: each problem with its cure
 	sglang-ft doctor
 
 # -- test
@@ -46,11 +56,11 @@ types: site ## mypy
 	mypy
 
 .PHONY: ctest
-ctest: venv ## tests of the C++ worker
-	cmake -S cpu_worker -B build/ctest -G Ninja -DCMAKE_BUILD_TYPE=Release >build/ctest.log 2>&1 \
-	  || { cat build/ctest.log; exit 1; }
-	cmake --build build/ctest
-	ctest --test-dir build/ctest --output-on-failure
+ctest: site ## tests of the C++ worker and of the cache's plan; compiles the CUDA kernels where nvcc is
+	$(call build,cpu_worker)
+	$(call build,sgl-ft-kernel)
+	ctest --test-dir build/cpu_worker --output-on-failure
+	ctest --test-dir build/sgl-ft-kernel --output-on-failure
 
 .PHONY: tiny
 tiny: site ## a tour of the project in under a minute
@@ -65,10 +75,14 @@ server: site ## tests with real servers and real clients
 	$(PYTEST) test/server
 
 .PHONY: gpu
-gpu: site ## tests that need CUDA
+gpu: site kernel ## tests that need CUDA
 	$(PYTEST) test/gpu
 
 # -- develop
+
+.PHONY: kernel
+kernel: venv ## the CUDA kernels, about a minute; needs nvcc
+	$(call build,sgl-ft-kernel,-DFT_REQUIRE_CUDA=ON)
 
 .PHONY: format
 format: venv ## ruff and clang-format, in place

@@ -111,9 +111,8 @@ class State:
         self.split = torch.tensor(flat, dtype=torch.int16, device=device)
         self.failure = torch.zeros(1, dtype=torch.int32, device=device)
         self.work = torch.zeros(ctypes.sizeof(abi.Work), dtype=torch.uint8, device=device)
-        arrays = (self.slot_of, self.seen, self.expert_of, self.used)
-        arrays += (self.control, self.counters, self.split, self.failure)
-        self.cache = abi.Cache(*(t.data_ptr() for t in arrays))
+        state = (self.slot_of, self.seen, self.expert_of, self.used, self.control, self.counters)
+        self.cache = abi.Cache(*(t.data_ptr() for t in (*state, self.split, self.failure)))
 
     def layer(self, index: int) -> abi.Layer:
         case = self.case
