@@ -1,30 +1,77 @@
-"""Whether this machine has a GPU that we can use, found without importing torch."""
+"""Which GPUs this machine has for us, and whether we can use them, found without importing torch."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from typing import NamedTuple
 
 from sglang_ft import kernels
 
+LEAST_CAPABILITY = (8, 0)
+"""The kernels are compiled for Ampere and newer."""
+_CAPABILITY_ATTRIBUTES = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+class Gpu(NamedTuple):
+    """One NVIDIA GPU. `capability`: its compute capability, like (9, 0)."""
+
+    name: str
+    capability: tuple[int, int]
+
 
 @functools.cache
-def count() -> int:
-    """NVIDIA GPUs that this process may use (CUDA_VISIBLE_DEVICES); 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    found = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(found)):
-        return 0
-    return found.value
+def found() -> tuple[Gpu, ...]:
+    """NVIDIA GPUs that this process may use (CUDA_VISIBLE_DEVICES); none without a driver."""
+    driver = _driver()
+    number = ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(number)):
+        return ()
+    return tuple(_describe(driver, index) for index in range(number.value))
+
+
+def driver_cuda() -> tuple[int, int]:
+    """The newest CUDA version that the driver knows, like (13, 0); (0, 0) without a driver."""
+    version = ctypes.c_int(0)
+    if (driver := _driver()) is not None:
+        driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def what_is_missing() -> str:
     """Why experts cannot run on a GPU here, with the cure; empty when they can."""
-    if not count():
+    if not found():
         return "no NVIDIA GPU with a working driver was found"
+    first = found()[0]
+    if first.capability < LEAST_CAPABILITY:
+        return (
+            f"{first.name} has compute capability {_dotted(first.capability)}, "
+            f"the kernels need {_dotted(LEAST_CAPABILITY)}"
+        )
     if not kernels.is_built():
-        return "the CUDA kernels are not installed: pip install sgl-ft-kernel, or ./sgl-ft-kernel with nvcc"
+        return f"the CUDA kernels are not installed: {kernels.CURE}"
     return ""
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _driver() -> ctypes.CDLL | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return None if driver.cuInit(0) else driver
+
+
+def _describe(driver: ctypes.CDLL, index: int) -> Gpu:
+    device, value = ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGetName(name, len(name), device)
+    capability = []
+    for attribute in _CAPABILITY_ATTRIBUTES:
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        capability.append(value.value)
+    return Gpu(name.value.decode(), (capability[0], capability[1]))

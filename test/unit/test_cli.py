@@ -56,7 +56,8 @@ def test_a_wrong_setting_is_one_message_and_status_2(command):
 def test_doctor_reports_all_problems_with_their_cures(tmp_path):
     folder = handmade.write_checkpoint(tmp_path)
     (folder / "model-00001-of-00002.safetensors").unlink()
-    done = run("doctor", "--port", "0", "--model-path", str(folder), "--ft-ram-reserve-gib=60000")
+    flags = ("--ft-ram-reserve-gib=60000", "--ft-platform=cpu")
+    done = run("doctor", "--port", "0", "--model-path", str(folder), *flags)
     assert done.returncode == 1, done.stdout + done.stderr
     problems = [line for line in done.stdout.splitlines() if line.startswith("PROBLEM")]
     assert [line.split()[1] for line in problems] == ["memory", "port", "model"]
@@ -68,7 +69,8 @@ def test_doctor_starts_the_worker():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    done = run("doctor", "--port", str(port), "--ft-worker-isa=scalar", "--ft-worker-threads=1")
+    flags = ("--ft-worker-isa=scalar", "--ft-worker-threads=1", "--ft-platform=cpu")
+    done = run("doctor", "--port", str(port), *flags)
     assert "worker    starts: 1 threads, scalar" in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -16,6 +16,8 @@ TEXT_FILES = (
     "*.py",
     "*.cpp",
     "*.h",
+    "*.cu",
+    "*.cuh",
     "*.md",
     "*.toml",
     "*.sh",
@@ -81,7 +83,17 @@ def test_the_check_sees_imports_of_every_form(tmp_path):
 def text_files():
     folders = [
         ROOT / name
-        for name in ("python", "cpu_worker", "test", "benchmark", "demo", "docs", "docker", "scripts")
+        for name in (
+            "python",
+            "cpu_worker",
+            "sgl-ft-kernel",
+            "test",
+            "benchmark",
+            "demo",
+            "docs",
+            "docker",
+            "scripts",
+        )
     ]
     files = [f for folder in folders for pattern in TEXT_FILES for f in folder.rglob(pattern)]
     return (

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from sglang_ft import preflight
+from sglang_ft import gpu, kernels, preflight
 from sglang_ft.checkpoint import locate, summarize
 from sglang_ft.cli import environment
 from sglang_ft.config import FtConfig
@@ -55,7 +55,7 @@ def findings(config: FtConfig, args: argparse.Namespace) -> Iterator[Finding]:
         ("worker", lambda: _worker(config)),
         ("memory", lambda: _memory(config)),
         ("limits", _limits),
-        ("gpu", _gpu),
+        ("gpu", lambda: _gpu(config)),
         ("port", lambda: _port(args.host, args.port)),
     ]
     if args.model_path:
@@ -101,14 +101,35 @@ def _limits() -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
         raise FtError(f"only {soft} open files allowed: raise the limit with ulimit -n {min(65536, hard)}")
-    return f"locked memory {locked} (matters with a GPU only), {soft} open files"
+    return f"locked memory {locked}, {soft} open files"
 
 
-def _gpu() -> str:
-    names = environment.gpus()
-    if not names:
+def _gpu(config: FtConfig) -> str:
+    if config.platform == "cpu":
+        return "not wanted (--ft-platform cpu): attention and experts run on the CPU"
+    if not gpu.found():
+        if seen := environment.gpus():
+            raise FtError(
+                f"{', '.join(seen)}: the driver gives it to no program here; look at nvidia-smi and at "
+                "CUDA_VISIBLE_DEVICES. Until then everything is served on the CPU"
+            )
         return "none: attention and experts run on the CPU"
-    return f"{', '.join(names)}: not used by this version, attention and experts run on the CPU"
+    names = ", ".join(one.name for one in gpu.found())
+    if missing := gpu.what_is_missing():
+        raise FtError(f"{names}: {missing}. Until then everything is served on the CPU")
+    _check_torch(names)
+    kernels.library()
+    return f"{names}, driver for CUDA {'.'.join(map(str, gpu.driver_cuda()))}, kernels installed"
+
+
+def _check_torch(names: str) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise FtError(
+            f"{names}: torch {torch.__version__} cannot use it: it was made for CUDA {torch.version.cuda}, the driver "
+            f"knows {'.'.join(map(str, gpu.driver_cuda()))}. A newer driver mends that; --ft-platform cpu does without"
+        )
 
 
 def _port(host: str, port: int) -> str:
@@ -118,6 +139,7 @@ def _port(host: str, port: int) -> str:
 
 def _model(config: FtConfig, model_path: str) -> str:
     model = summarize(locate(model_path))
-    preflight.check_memory(model, config.ram_reserve_gib, preflight.available_memory(), dense_on_host=True)
+    on_host = config.platform == "cpu" or bool(gpu.what_is_missing())
+    preflight.check_memory(model, config.ram_reserve_gib, preflight.available_memory(), dense_on_host=on_host)
     kind = f"{model.num_moe_layers} x {model.num_experts} experts" if model.is_moe else "dense"
     return f"{model.architecture}, {kind}, {model.total_bytes / GIB:.2f} GiB"

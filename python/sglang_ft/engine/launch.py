@@ -75,7 +75,7 @@ def _choose_platform(config: FtConfig) -> bool:
         return True
     if config.platform == "gpu":
         raise FtError(f"--ft-platform gpu: {missing}")
-    if config.platform == "auto" and gpu.count():
+    if config.platform == "auto" and gpu.found():
         print(f"sglang_ft: the GPU stays unused, {missing}", file=sys.stderr)
     os.environ.update(cpu_platform.required_environment())
     for name, value in cpu_platform.environment().items():

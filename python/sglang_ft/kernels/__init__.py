@@ -16,6 +16,7 @@ from pathlib import Path
 from sglang_ft.errors import FtError
 from sglang_ft.kernels import abi
 
+CURE = "build them with nvcc 12.8 or newer: pip install ./sgl-ft-kernel in a clone of sglang_ft"
 _LIBRARY = "libsgl_ft_kernel.so"
 _HOST_LIBRARY = "libsgl_ft_plan_host.so"
 
@@ -27,7 +28,7 @@ class KernelError(FtError):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernels. Raises KernelError where they are not built."""
-    return _load(_LIBRARY, "build it with nvcc 12.4 or newer: pip install ./sgl-ft-kernel")
+    return _load(_LIBRARY, CURE)
 
 
 @functools.cache
@@ -59,7 +60,10 @@ def _folders() -> list[Path]:
 def _load(name: str, cure: str) -> ctypes.CDLL:
     for folder in _folders():
         if (folder / name).is_file():
-            lib = ctypes.CDLL(str(folder / name))
+            try:
+                lib = ctypes.CDLL(str(folder / name))
+            except OSError as e:
+                raise KernelError(f"{name} cannot be loaded: {e}; {cure}") from e
             _declare(lib)
             _check_abi(lib, name)
             return lib

@@ -1,0 +1,87 @@
+"""What gpu.py and `sglang-ft doctor` find, with a driver of our own in the place of NVIDIA's."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+DRIVER = """
+#include <stdio.h>
+extern "C" {{
+int cuInit(unsigned) {{ return {init}; }}
+int cuDriverGetVersion(int* version) {{ *version = 12040; return 0; }}
+int cuDeviceGetCount(int* count) {{ *count = {count}; return 0; }}
+int cuDeviceGet(int* device, int index) {{ *device = index; return 0; }}
+int cuDeviceGetName(char* name, int size, int device) {{ snprintf(name, size, "Model %d", device); return 0; }}
+int cuDeviceGetAttribute(int* value, int attribute, int) {{ *value = attribute == 75 ? {major} : 6; return 0; }}
+}}
+"""
+FOUND = "from sglang_ft import gpu; print(gpu.found(), gpu.driver_cuda(), gpu.what_is_missing(), sep='|')"
+DOCTOR = """
+import sys
+from sglang_ft.cli import doctor
+from sglang_ft.config import FtConfig
+from sglang_ft.errors import FtError
+try:
+    print("ok", doctor._gpu(FtConfig(platform=sys.argv[1])))
+except FtError as e:
+    print("PROBLEM", e)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs Python code that finds the given driver and no kernels, or kernels that hold nothing."""
+
+    def run(code, *argv, init=0, count=1, major=8, kernels=False):
+        (tmp_path / "driver.cpp").write_text(DRIVER.format(init=init, count=count, major=major))
+        library = tmp_path / "libcuda.so.1"
+        compiler = os.environ.get("CXX", "c++")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "driver.cpp"], check=True)
+        if kernels:
+            (tmp_path / "libsgl_ft_kernel.so").touch()
+        env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "SGLANG_FT_KERNEL_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", code, *argv]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+    return run
+
+
+def test_gpus_are_described_and_missing_kernels_named(run):
+    gpus, cuda, missing = run(FOUND, count=2).split("|")
+    assert gpus == "(Gpu(name='Model 0', capability=(8, 6)), Gpu(name='Model 1', capability=(8, 6)))"
+    assert cuda == "(12, 4)"
+    assert missing.startswith("the CUDA kernels are not installed: build them with nvcc 12.8 or newer: pip ")
+
+
+def test_nothing_is_missing_with_kernels(run):
+    assert run(FOUND, kernels=True).endswith("(12, 4)|")
+
+
+@pytest.mark.parametrize("driver", [{"init": 100}, {"count": 0}])
+def test_a_driver_without_a_gpu(run, driver):
+    gpus, _, missing = run(FOUND, kernels=True, **driver).split("|")
+    assert (gpus, missing) == ("()", "no NVIDIA GPU with a working driver was found")
+
+
+def test_a_gpu_that_the_kernels_are_not_compiled_for(run):
+    assert run(FOUND, major=7, kernels=True).endswith(
+        "|Model 0 has compute capability 7.6, the kernels need 8.0"
+    )
+
+
+def test_doctor_says_what_is_missing_and_what_still_works(run):
+    text = run(DOCTOR, "auto")
+    assert text.startswith("PROBLEM Model 0: the CUDA kernels are not installed: build them with nvcc")
+    assert text.endswith("Until then everything is served on the CPU")
+
+
+def test_doctor_sees_a_driver_that_is_too_old_for_torch(run):
+    text = run(DOCTOR, "auto", kernels=True)
+    assert text.startswith("PROBLEM Model 0: torch 2.11.0")
+    assert "the driver knows 12.4. A newer driver mends that" in text
+
+
+def test_doctor_minds_no_gpu_that_is_not_wanted(run):
+    assert run(DOCTOR, "cpu") == "ok not wanted (--ft-platform cpu): attention and experts run on the CPU"
