@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -28,9 +29,10 @@ def key(gpu: str, cpu: str, threads: int, isa: str, format: str, hidden: int, in
 def load(key: str) -> BranchTimes | None:
     """The times kept under `key`; None when there are none or the file is unreadable."""
     try:
-        return BranchTimes(**_read()[key])
+        times = BranchTimes(**_read()[key])
     except (KeyError, TypeError):
         return None
+    return times if _is_usable(times) else None
 
 
 def save(key: str, times: BranchTimes) -> None:
@@ -49,3 +51,9 @@ def _read() -> dict[str, dict[str, float]]:
     except (OSError, ValueError):
         return {}
     return entries if isinstance(entries, dict) else {}
+
+
+def _is_usable(times: BranchTimes) -> bool:
+    values = dataclasses.astuple(times)
+    numbers = all(isinstance(value, float) and 0 <= value < math.inf for value in values)
+    return numbers and times.link_expert > 0 and times.cpu_expert > 0

@@ -1,0 +1,89 @@
+"""The split of misses: never worse than any other split of whole or cut experts, for any times of the branches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_ft.experts import policy
+from sglang_ft.experts.policy import BranchTimes, balanced
+from sglang_ft.experts.step import FEATURE_STEP, Split
+
+INTERMEDIATE = 320
+seconds = st.floats(1e-7, 1e-2)
+times = st.builds(BranchTimes, st.floats(0, 1e-3), seconds, st.floats(0, 1e-3), seconds)
+
+
+def cost(split: Split, misses: int, t: BranchTimes) -> float:
+    """Until the slower branch ends, and a quarter of what the link carries afterwards."""
+    in_time = split.fills - 1 + split.features / INTERMEDIATE if split.features else split.fills
+    link = t.link_fixed + in_time * t.link_expert
+    cpu = t.cpu_fixed + (misses - in_time) * t.cpu_expert if misses > in_time else 0.0
+    return max(link, cpu) + policy.TAIL_WEIGHT * (split.fills - in_time) * t.link_expert
+
+
+def every_split(misses: int, share: bool) -> list[Split]:
+    cuts = [0, *range(FEATURE_STEP, INTERMEDIATE, FEATURE_STEP)] if share else [0]
+    return [Split(fills, features) for fills in range(1, misses + 1) for features in cuts]
+
+
+@given(times, st.booleans())
+def test_no_other_split_ends_sooner(t, share):
+    for misses, split in enumerate(balanced(12, t, INTERMEDIATE, share)):
+        if not misses:
+            assert split == Split(0)
+            continue
+        assert split in every_split(misses, share)
+        best = min(cost(other, misses, t) for other in every_split(misses, share))
+        assert cost(split, misses, t) == pytest.approx(best, rel=1e-9)
+
+
+@given(times, st.booleans())
+def test_every_step_with_a_miss_fills_one_and_never_more_than_there_are(t, share):
+    split = balanced(1024, t, INTERMEDIATE, share)
+    assert len(split) == 1025
+    for misses, (fills, features) in enumerate(split):
+        assert min(misses, 1) <= fills <= misses
+        assert features % FEATURE_STEP == 0 and features < INTERMEDIATE
+        assert not features or (share and misses <= policy.SHARED_UP_TO)
+
+
+@given(times)
+def test_more_misses_never_mean_fewer_fills(t):
+    fills = [split.fills for split in balanced(200, t, INTERMEDIATE, share=False)]
+    assert fills == sorted(fills)
+
+
+@given(times)
+def test_more_misses_never_mean_less_in_time(t):
+    def in_time(split: Split) -> float:
+        return split.fills - (1 - split.features / INTERMEDIATE if split.features else 0)
+
+    split = balanced(policy.SHARED_UP_TO, t, INTERMEDIATE)
+    amounts = [in_time(one) for one in split]
+    assert amounts == sorted(amounts)
+
+
+def test_the_branches_share_by_their_bandwidths():
+    """The paper's q = m P / (P + C), for a link three times as fast as the CPU."""
+    even = balanced(100, BranchTimes(0, 1e-4, 0, 3e-4), INTERMEDIATE, share=False)
+    assert [even[m].fills for m in (4, 40, 100)] == [3, 30, 75]
+    assert balanced(1, BranchTimes(0, 1e-4, 0, 1e-4), 512)[1] == Split(1, 256)
+
+
+def test_a_branch_that_is_far_slower_gets_next_to_nothing():
+    slow_cpu = balanced(8, BranchTimes(0, 1e-6, 0, 1), INTERMEDIATE)
+    assert slow_cpu == policy.fills_only(8)
+    late_cpu = balanced(8, BranchTimes(0, 1e-4, 1e-1, 1e-6), INTERMEDIATE)
+    assert late_cpu == policy.fills_only(8), "a fixed time counts once there is a job"
+    slow_link = balanced(8, BranchTimes(0, 1, 0, 1e-6), INTERMEDIATE, share=False)
+    assert slow_link == [Split(0)] + [Split(1)] * 8, "a cache that admits nothing decays"
+
+
+def test_experts_too_small_to_cut_stay_whole():
+    assert all(not split.features for split in balanced(40, BranchTimes(0, 1, 0, 1), FEATURE_STEP))
+
+
+def test_one_side_alone():
+    assert policy.fills_only(3) == [Split(0), Split(1), Split(2), Split(3)]
+    assert policy.cpu_only(3) == [Split(0)] * 4
+    assert policy.fills_only(0) == policy.cpu_only(0) == [Split(0)]
