@@ -1,0 +1,84 @@
+"""What the experts get of a GPU's memory: mode, slots and buffers, and what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_ft.engine.gpu_experts import GpuPlan, plan_memory
+from sglang_ft.errors import MemoryBudgetError
+from sglang_ft.experts.formats import LayerSpec, find_format
+from sglang_ft.experts.prefill import buffer_bytes
+
+GIB = 1 << 30
+LAYERS, TOPK = 40, 8
+SPEC = LayerSpec(find_format(None, "bfloat16"), 256, 2048, 512)  # an expert of 6 MiB, all of them 60 GiB
+EVERYTHING = LAYERS * 256
+
+
+def plan(mode: str, slots: int, available: float) -> GpuPlan:
+    return plan_memory(mode, slots, SPEC, LAYERS, TOPK, int(available * GIB))
+
+
+def test_sizes_that_the_cases_below_count_with():
+    assert SPEC.expert_bytes * EVERYTHING == 60 * GIB
+    assert buffer_bytes(SPEC) == 3 * GIB
+
+
+@pytest.mark.parametrize(
+    "mode, slots, available, want",
+    [
+        ("auto", 0, 75, GpuPlan("resident", EVERYTHING, False)),  # a fifth is left for the KV cache
+        ("auto", 0, 74.9, GpuPlan("hybrid", int((74.9 * 0.8 - 3) * 1024 // 6), True)),
+        ("resident", 0, 60, GpuPlan("resident", EVERYTHING, False)),
+        ("cpu", 0, 1000, GpuPlan("cpu", 0, False)),
+        ("hybrid", 0, 20, GpuPlan("hybrid", 13 * 1024 // 6, True)),
+        ("cache", 0, 20, GpuPlan("cache", 13 * 1024 // 6, True)),
+        ("cache", 0, 1000, GpuPlan("cache", EVERYTHING, True)),
+        ("auto", 0, 6, GpuPlan("hybrid", 4.8 * 1024 // 6, False)),  # the buffers would leave too few
+        ("auto", 0, 1.5, GpuPlan("hybrid", 512 // 6, False)),  # the KV cache gets 1 GiB at least
+        ("auto", 0, 1, GpuPlan("cpu", 0, False)),
+        ("auto", 0, -3, GpuPlan("cpu", 0, False)),
+        ("auto", 100, 1000, GpuPlan("hybrid", 100, True)),
+        ("hybrid", 1024, 9, GpuPlan("hybrid", 1024, True)),
+        ("cache", 1024, 8.9, GpuPlan("cache", 1024, False)),
+        ("cache", 1024, 6, GpuPlan("cache", 1024, False)),
+        ("auto", 20_000, 1000, GpuPlan("hybrid", EVERYTHING, True)),
+    ],
+)
+def test_modes_slots_and_buffers(mode, slots, available, want):
+    assert plan(mode, slots, available) == want
+
+
+def test_resident_experts_that_do_not_fit_are_refused():
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"^--ft-moe-mode resident: all experts need 60\.00 GiB of GPU memory, 59\.90 GiB are available; "
+        r"leave the flag out to cache a part of them$",
+    ):
+        plan("resident", 0, 59.9)
+
+
+@pytest.mark.parametrize("mode", ["auto", "hybrid", "cache"])
+def test_slots_that_do_not_fit_are_refused(mode):
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"^--ft-slots 1024 need 6\.00 GiB of GPU memory, 5\.90 GiB are available$",
+    ):
+        plan(mode, 1024, 5.9)
+
+
+@given(
+    st.sampled_from(["auto", "hybrid", "cache"]),
+    st.integers(1, 64),
+    st.integers(1, 16),
+    st.sampled_from([(8, 128, 64), (256, 2048, 512), (128, 4096, 1536), (8, 4096, 14336)]),
+    st.integers(0, 200 * GIB),
+)
+def test_what_we_choose_leaves_room_for_the_kv_cache(mode, layers, topk, shape, available):
+    spec = LayerSpec(SPEC.format, *shape)
+    got = plan_memory(mode, 0, spec, layers, topk, available)
+    used = got.slots * spec.expert_bytes + got.buffers * buffer_bytes(spec)
+    assert used <= max(0, available - max(GIB, available // 5))
+    assert got.slots <= layers * spec.num_experts
+    assert (got.slots == 0) == (got.mode == "cpu")
+    assert mode in ("auto", got.mode) or got.mode == "cpu"
