@@ -5,7 +5,7 @@ import json
 import handmade
 import pytest
 
-from sglang_ft.checkpoint import locate, summarize
+from sglang_ft.checkpoint import locate, summarize, summarize_config
 from sglang_ft.errors import CheckpointError
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -48,6 +48,30 @@ def test_experts_of_every_family_are_found(family, tiny_checkpoint):
     assert model.expert_bytes == expert_bytes
     assert model.pool_bytes == num_moe_layers * 16 * expert_bytes
     assert model.pool_bytes_as("bfloat16") == model.pool_bytes // 2
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
+def test_config_json_alone_tells_the_same_of_the_experts(family, tiny_checkpoint):
+    whole, config = summarize(tiny_checkpoint(family)), summarize_config(tiny_checkpoint(family))
+    biases = 16 * 4 * (2 * 64 + 128) * 4 if family == "gpt_oss" else 0  # not in config.json
+    assert config.pool_bytes == whole.pool_bytes - biases
+    sizes = ("num_layers", "num_moe_layers", "num_experts", "top_k", "hidden", "moe_intermediate")
+    for name in (*sizes, "architecture", "dtype", "context_length", "is_moe"):
+        assert getattr(config, name) == getattr(whole, name), name
+    assert (config.other_bytes, config.unused_bytes) == (0, 0)
+
+
+def test_config_json_alone_needs_no_other_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(handmade.CONFIG | {"first_k_dense_replace": 1}))
+    model = summarize_config(tmp_path)
+    assert (model.num_moe_layers, model.dtype) == (1, "bfloat16")
+    assert model.pool_bytes == 4 * 3 * 8 * 4 * 2
+    for name, dtype in (("torch_dtype", "float32"), ("dtype", "float16")):
+        (tmp_path / "config.json").write_text(json.dumps(handmade.CONFIG | {name: dtype}))
+        assert summarize_config(tmp_path).dtype == dtype
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="names no architecture"):
+        summarize_config(tmp_path)
 
 
 def test_bytes_add_up_to_the_files(tiny_checkpoint):

@@ -50,6 +50,18 @@ def test_words_for_true_and_false(word, value):
     assert FtConfig.parse([f"--ft-force-version={word}"], {})[0].force_version is value
 
 
+def test_settings_of_the_expert_cache():
+    assert (FtConfig().moe_mode, FtConfig().slots, FtConfig().route_trace) == ("auto", 0, "")
+    argv = ["--ft-moe-mode", "cache", "--ft-slots=3789", "--ft-recalibrate", "--ft-dummy-locality", "0.5"]
+    argv += ["--ft-route-trace", "routes of today", "--ft-record-routes=/tmp/routes=1"]
+    config, rest = FtConfig.parse(argv, {"SGLANG_FT_MOE_MODE": "cpu", "SGLANG_FT_SLOTS": "1"})
+    assert (config.moe_mode, config.slots, config.recalibrate) == ("cache", 3789, True)
+    assert (config.dummy_locality, config.route_trace) == (0.5, "routes of today")
+    assert config.record_routes == "/tmp/routes=1"
+    assert rest == []
+    assert FtConfig.from_json(config.to_json()) == config
+
+
 def test_a_switch_takes_no_value_and_leaves_the_next_argument_alone():
     config, rest = FtConfig.parse(["--ft-force-version", "--trust-remote-code"], {})
     assert config.force_version and rest == ["--trust-remote-code"]
@@ -69,6 +81,17 @@ def test_a_switch_takes_no_value_and_leaves_the_next_argument_alone():
         (["--ft-worker-cores", "a-b"], {}, ["--ft-worker-cores", "'a-b'", "0-5,8"]),
         (["--ft-force-version=maybe"], {}, ["--ft-force-version", "'maybe'", "true or false"]),
         ([], {"SGLANG_FT_RAM_RESERVE_GIB": "-2"}, ["SGLANG_FT_RAM_RESERVE_GIB", "-2", "GiB"]),
+        (
+            ["--ft-moe-mode", "gpu"],
+            {},
+            ["--ft-moe-mode", "'gpu'", "one of auto, resident, cache, hybrid, cpu"],
+        ),
+        (["--ft-slots=-1"], {}, ["--ft-slots", "-1", "a whole number from 0 to 1,000,000 slots"]),
+        (["--ft-slots", "37%"], {}, ["--ft-slots", "'37%'", "slots"]),
+        (["--ft-dummy-locality=11"], {}, ["--ft-dummy-locality", "from 0 to 10"]),
+        (["--ft-route-trace"], {}, ["--ft-route-trace", "missing", "a file"]),
+        (["--ft-record-routes", "--port"], {}, ["--ft-record-routes", "missing", "a file"]),
+        ([], {"SGLANG_FT_RECALIBRATE": "perhaps"}, ["SGLANG_FT_RECALIBRATE", "true or false"]),
         (["--ft-worker-threads"], {}, ["--ft-worker-threads", "missing"]),
         (["--ft-worker-threads", "--port"], {}, ["--ft-worker-threads", "missing"]),
         (["--ft-worker-thread", "2"], {}, ["--ft-worker-thread:", "did you mean --ft-worker-threads"]),
@@ -103,6 +126,10 @@ def test_limits_hold_for_settings_made_in_code_too():
 @given(
     st.builds(
         FtConfig,
+        moe_mode=st.sampled_from(["auto", "resident", "cache", "hybrid", "cpu"]),
+        slots=st.integers(0, 1_000_000),
+        route_trace=st.sampled_from(["", "routes", '/a b/c="d']),
+        dummy_locality=st.floats(0, 10),
         worker_threads=st.integers(0, 1024),
         worker_cores=st.sampled_from(["", "0", "0-5,8"]),
         worker_stall_s=st.floats(0.1, 3600),
