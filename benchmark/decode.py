@@ -29,6 +29,7 @@ from serving import DEMO, Server  # noqa: E402
 
 from sglang_ft.experts.replay import find_locality  # noqa: E402
 from sglang_ft.experts.traces import synthetic_trace, write_trace  # noqa: E402
+from sglang_ft.kernels.abi import Stamp  # noqa: E402
 
 SKIPPED = 48  # tokens of an answer before its speed counts
 FLAGS = ("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache")
@@ -114,6 +115,43 @@ def measure_modes(server: Server, args: argparse.Namespace, metrics: dict[str, f
         metrics[f"{mode}_us_a_job"] = busy / max(jobs, 1) * 1e6
         if mode == "hybrid":
             metrics["hybrid_8_tokens_s"] = median_rate(server.url, 8, args)
+            if args.stamps:
+                metrics |= {f"time_{name}_us": value for name, value in time_table(server, args).items()}
+
+
+def time_table(server: Server, args: argparse.Namespace) -> dict[str, float]:
+    """Mean microseconds of the parts of a layer, from the last steps of short answers, by what the GPU waits for.
+
+    plan .. sum add up to moe; moe and rest add up to a layer of the whole model.
+    """
+    rows: list[dict[str, float]] = []
+    httpx.post(server.url + "/ft/experts", json={"stamps": True}, timeout=60).raise_for_status()
+    for number in range(30):
+        decode_rate(server.url, 1, 48, SKIPPED + 8 + number)
+        stamps = httpx.get(server.url + "/ft/experts", timeout=60).json()["stamps"]
+        rows += [_parts(layer, following) for layer, following in zip(stamps, stamps[1:], strict=False)]
+    httpx.post(server.url + "/ft/experts", json={"stamps": False}, timeout=60).raise_for_status()
+    table = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    for name, value in table.items():
+        print(f"  {name:<16}{value:8.1f} us", flush=True)
+    return table
+
+
+def _parts(s: list[int], following: list[int]) -> dict[str, float]:
+    t = {stamp.name.lower(): s[stamp] / 1e3 for stamp in Stamp}
+    job = t["job_done"] > t["combine_begin"]
+    ends = {
+        "plan": t["plan_end"] - t["plan_begin"],
+        "hits": t["hits_end"] - t["plan_end"],
+        "fill_beyond_hits": max(t["filled_begin"] - t["hits_end"], 0.0),
+        "filled_experts": t["filled_end"] - max(t["filled_begin"], t["hits_end"]),
+        "wait_for_job": t["job_done"] - t["filled_end"] if job else 0.0,
+        "sum": t["combine_end"] - (t["job_done"] if job else t["filled_end"]),
+    }
+    moe = t["combine_end"] - t["plan_begin"]
+    link = {"link": t["fill_end"] - t["fill_begin"], "tail": t["tail_end"] - t["tail_begin"]}
+    rest = following[Stamp.PLAN_BEGIN] / 1e3 - t["combine_end"]
+    return ends | {"moe": moe, "rest": rest, "layer": moe + rest, "misses": t["misses"] * 1e3} | link
 
 
 def main() -> None:
@@ -128,6 +166,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--modes", nargs="*", default=["hybrid", "cache", "cpu"])
     parser.add_argument("--skip", nargs="*", default=[], choices=["stock", "modes", "resident"])
+    parser.add_argument("--stamps", action="store_true", help="also a table of where the time goes")
     parser.add_argument("--output", type=Path, default=results_file.RESULTS / "decode.json")
     args = parser.parse_args()
     metrics: dict[str, float] = {"pool_share": args.share, "threads": args.threads, "context": args.context}
@@ -152,29 +191,40 @@ def main() -> None:
             )
             try:
                 metrics["stock_tokens_s"] = median_rate(stock.url, 1, args)
-                metrics["stock_8_tokens_s"] = median_rate(stock.url, 8, args)
             finally:
                 stock.stop()
+            save(args.output, metrics)
         if "modes" not in args.skip:
-            server = ready(start(model, "--ft-moe-mode", "hybrid", "--ft-slots", str(slots), *ours), "hybrid")
+            flags = ("--ft-moe-mode", "hybrid", "--ft-slots", str(slots), *(["--ft-stamps"] * args.stamps))
+            server = ready(start(model, *flags, *ours), "hybrid")
             try:
                 print(
-                    "\n".join(line for line in server.log.splitlines() if "xpert" in line)[-2000:], flush=True
+                    "\n".join(
+                        line
+                        for line in server.log.splitlines()
+                        if "xpert" in line and "ServerArgs" not in line
+                    )[-2000:],
+                    flush=True,
                 )
                 measure_modes(server, args, metrics)
             finally:
                 server.stop()
+            save(args.output, metrics)
         if "resident" not in args.skip:
             resident = ready(start(model, "--ft-moe-mode", "resident", *ours[:2]), "resident")
             try:
                 metrics["resident_tokens_s"] = median_rate(resident.url, 1, args)
-                metrics["resident_8_tokens_s"] = median_rate(resident.url, 8, args)
             finally:
                 resident.stop()
-    add_shares(metrics)
-    results_file.write(args.output, "decode", metrics)
+    save(args.output, metrics)
     for name, value in metrics.items():
         print(f"{name:<32}{value:12.3f}")
+
+
+def save(output: Path, metrics: dict[str, float]) -> None:
+    """Writes what was measured so far."""
+    add_shares(metrics)
+    results_file.write(output, "decode", metrics)
 
 
 def add_shares(metrics: dict[str, float]) -> None:

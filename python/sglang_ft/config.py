@@ -77,6 +77,10 @@ class FtConfig:
     record_routes: str = setting(
         "", "file that the routes of decode steps are written to", like="a file", pattern=".*"
     )
+    stamps: bool = setting(
+        False,
+        "decode steps can note when their parts began and ended: POST /ft/experts switches it on, GET shows it",
+    )
     dummy_locality: float = setting(
         0.0,
         "with --load-format dummy: how uneven routers are; 0.5: about 15 % misses with slots for a third of 256",

@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from prometheus_client import Counter, Gauge
+
     from sglang_ft.worker.protocol import Stats
 
 _COUNTERS = {
@@ -22,26 +26,76 @@ _COUNTERS = {
 }
 
 
+_CACHE_COUNTERS = {
+    "steps": ("cache_steps", "MoE layer steps of the expert cache", 1.0),
+    "hits": ("cache_hits", "routed experts that were in a slot, counted once a step", 1.0),
+    "misses": ("cache_misses", "routed experts that were not in a slot, counted once a step", 1.0),
+    "fills": ("cache_fills", "misses copied into a slot", 1.0),
+    "evictions": ("cache_evictions", "experts that lost their slot", 1.0),
+    "job_experts": ("cache_job_experts", "misses run by the cpu_worker, shared ones too", 1.0),
+    "shared": ("cache_shared_fills", "fills of which the cpu_worker computed a part", 1.0),
+    "fill_bytes": ("cache_link_bytes", "expert bytes copied to the GPU by fills", 1.0),
+    "wait_ns": ("cache_wait_seconds", "time that the GPU waited for the cpu_worker", 1e-9),
+    "failed_jobs": ("cache_failed_jobs", "jobs that ended in an error", 1.0),
+}
+
+
+def _counter(name: str, help: str, model: str) -> Counter:
+    from prometheus_client import Counter
+
+    return Counter(f"sglang_ft_{name}", help, ["model_name"]).labels(model_name=model)
+
+
+def _gauge(name: str, help: str, model: str) -> Gauge:
+    from prometheus_client import Gauge
+
+    gauge = Gauge(f"sglang_ft_{name}", help, ["model_name"], multiprocess_mode="mostrecent")
+    return gauge.labels(model_name=model)
+
+
+class CacheMetrics:
+    """Exports the counters of the expert cache, and says now and then in words how it does."""
+
+    def __init__(self, model: str, slots: int, experts: int) -> None:
+        self._counters = {f: _counter(name, help, model) for f, (name, help, _) in _CACHE_COUNTERS.items()}
+        self._passes = _counter("forward_passes", "forward passes launched", model)
+        _gauge("cache_slots", "experts that GPU memory has room for", model).set(slots)
+        _gauge("experts", "experts of all MoE layers", model).set(experts)
+        self._seen = dict.fromkeys([*_CACHE_COUNTERS, "passes"], 0)
+        self._told = dict(self._seen)
+
+    def update(self, now: Mapping[str, int], passes: int) -> None:
+        """Adds what happened since the last call; counters that were set back start anew."""
+        for field, (_, _, scale) in _CACHE_COUNTERS.items():
+            before = self._seen[field] if now[field] >= self._seen[field] else 0
+            self._counters[field].inc((now[field] - before) * scale)
+            self._seen[field] = now[field]
+        self._passes.inc(passes - self._seen["passes"])
+        self._seen["passes"] = passes
+
+    def words(self) -> str:
+        """What happened since the last call of this, for the log; empty when nothing did."""
+        done = {field: self._seen[field] - self._told[field] for field in self._seen}
+        self._told = dict(self._seen)
+        steps, routed = done["steps"], done["hits"] + done["misses"]
+        if steps <= 0 or routed <= 0:
+            return ""
+        return (
+            f"expert hit rate {done['hits'] / routed:.1%}; a layer step: {done['misses'] / steps:.2f} misses, "
+            f"{done['fills'] / steps:.2f} filled, {done['job_experts'] / steps:.2f} by the cpu_worker, "
+            f"{done['wait_ns'] / steps / 1e3:.0f} us waited for it"
+        )
+
+
 class WorkerMetrics:
     """Exports the ring's monotonic counters. Made once, in the scheduler process, after SGLang chose its folder."""
 
     def __init__(self, model: str, pool_bytes: int, threads: int) -> None:
-        from prometheus_client import Counter, Gauge
-
-        labels = {"model_name": model}
-        names = list(labels)
-
-        def counter(name: str, help: str) -> Counter:
-            return Counter(f"sglang_ft_{name}", help, names).labels(**labels)
-
-        def gauge(name: str, help: str) -> Gauge:
-            return Gauge(f"sglang_ft_{name}", help, names, multiprocess_mode="mostrecent").labels(**labels)
-
-        self._counters = {field: counter(name, help) for field, (name, help, _) in _COUNTERS.items()}
-        self._restarts = counter("worker_restarts", "times the cpu_worker was replaced")
-        self._up = gauge("worker_up", "1 while a cpu_worker is ready")
-        gauge("expert_pool_bytes", "size of the expert pool in host memory").set(pool_bytes)
-        gauge("worker_threads", "threads of the cpu_worker").set(threads)
+        self._counters = {field: _counter(name, help, model) for field, (name, help, _) in _COUNTERS.items()}
+        self._restarts = _counter("worker_restarts", "times the cpu_worker was replaced", model)
+        self._up = _gauge("worker_up", "1 while a cpu_worker is ready", model)
+        _gauge("expert_pool_bytes", "size of the expert pool in host memory", model).set(pool_bytes)
+        _gauge("worker_threads", "threads of the cpu_worker", model).set(threads)
         self._seen = dict.fromkeys([*_COUNTERS, "restarts"], 0)
 
     def update(self, stats: Stats, restarts: int, up: bool) -> None:

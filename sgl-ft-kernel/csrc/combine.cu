@@ -36,6 +36,8 @@ __device__ void wait_for_job(const ft_cache& cache, const ft_ring_view& ring, co
 template <class Format>
 __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_moe_layer layer, ft_step step) {
   wait_for_previous();
+  const Stamper stamper(step.stamps);
+  stamper.begin(FT_STAMP_COMBINE_BEGIN);
   const uint32_t row = blockIdx.y, first = (blockIdx.x * kThreads + threadIdx.x) * kFeatures;
   const bool on_input = layer.flags & FT_LAYER_WEIGHT_ON_INPUT;
   const uint64_t sequence = step.work ? step.work->sequence : 0;
@@ -66,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
     if (threadIdx.x == 0)
       wait_for_job(cache, ring, *reinterpret_cast<const ft_block*>(block), sequence, blockIdx.x == 0);
     __syncthreads();
+    stamper.begin(FT_STAMP_JOB_DONE);
     if (first < layer.hidden) {
       const float* results = reinterpret_cast<const float*>(block + ring.results_offset);
       const float4 value =
@@ -76,11 +79,13 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
       sum.w += value.w;
     }
   }
-  if (first >= layer.hidden) return;
-  typename Format::Element out[kFeatures] = {Format::from_float(sum.x), Format::from_float(sum.y),
-                                             Format::from_float(sum.z), Format::from_float(sum.w)};
-  auto* to = static_cast<typename Format::Element*>(step.out) + uint64_t(row) * layer.hidden + first;
-  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(out);
+  if (first < layer.hidden) {
+    typename Format::Element out[kFeatures] = {Format::from_float(sum.x), Format::from_float(sum.y),
+                                               Format::from_float(sum.z), Format::from_float(sum.w)};
+    auto* to = static_cast<typename Format::Element*>(step.out) + uint64_t(row) * layer.hidden + first;
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(out);
+  }
+  stamper.end(FT_STAMP_COMBINE_END);
 }
 
 }  // namespace

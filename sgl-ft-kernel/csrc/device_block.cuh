@@ -22,6 +22,7 @@ struct DeviceBlock {
   __device__ uint32_t tid() const { return threadIdx.x; }
   __device__ uint32_t size() const { return kThreads; }
   __device__ void sync() { __syncthreads(); }
+  __device__ uint64_t now() const { return nanoseconds(); }
   // What this block wrote is seen, on the host too, by whoever sees a later ring().
   __device__ void publish() {
     __threadfence_system();

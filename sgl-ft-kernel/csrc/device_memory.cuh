@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "sgl_ft_kernel/api.h"
+
 namespace ft {
 
 __device__ inline void store_release_system(uint64_t* to, uint64_t value) {
@@ -35,5 +37,26 @@ __device__ inline uint4 load_once(const void* from) {
                : "l"(from));
   return v;
 }
+
+// Notes times of a kernel in ft_step.stamps while the host wants them.
+class Stamper {
+ public:
+  __device__ explicit Stamper(uint64_t* stamps) : to_(stamps && stamps[FT_STAMP_ON] ? stamps : nullptr) {}
+
+  // Of the first block.
+  __device__ void begin(int which) const {
+    if (to_ && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) to_[which] = nanoseconds();
+  }
+
+  // Of the last block; all threads of every block come here.
+  __device__ void end(int which) const {
+    if (!to_) return;
+    __syncthreads();
+    if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned long long*>(to_ + which), nanoseconds());
+  }
+
+ private:
+  uint64_t* to_;
+};
 
 }  // namespace ft

@@ -14,10 +14,12 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kRowsAtOnce = 4;
-constexpr int kChunk = 256;       // elements that a warp loads with one load a lane
-constexpr int kGateUpUnroll = 4;  // chunks in flight, of a gate and an up row
+constexpr int kSingleBlocks =
+    6;                       // of an SM when all runs have one row: warps in flight hide the memory's latency
+constexpr int kChunk = 256;  // elements that a warp loads with one load a lane
+constexpr int kGateUpUnroll = 2;  // chunks in flight, of a gate and an up row
 constexpr int kDownFeatures = 4;  // output features of a warp
-constexpr int kDownUnroll = 2;    // chunks in flight, of each of them
+constexpr int kDownUnroll = 1;    // chunks in flight, of each of them
 
 // The run that this block works on; rows 0: none.
 __device__ inline ft_run run_of_block(const ft_moe_layer& layer, const ft_step& step, bool fills,
@@ -110,16 +112,24 @@ __device__ void gate_up_rows(const ft_moe_layer& layer, const ft_step& step, con
   }
 }
 
-template <class Format, bool kGated>
-__global__ void __launch_bounds__(kWarps * 32) gate_up_kernel(ft_moe_layer layer, ft_step step, bool fills) {
+template <class Format, bool kGated, bool kSingle>
+__global__ void __launch_bounds__(kWarps * 32, kSingle ? kSingleBlocks : 1)
+    gate_up_kernel(ft_moe_layer layer, ft_step step, bool fills) {
   wait_for_previous();
+  const Stamper stamper(step.stamps);
+  stamper.begin(fills ? FT_STAMP_FILLED_BEGIN : FT_STAMP_HITS_BEGIN);
   const ft_run run = run_of_block(layer, step, fills, blockIdx.y);
   const uint32_t feature = blockIdx.x * kWarps + threadIdx.x / 32;
-  if (feature >= run.features) return;
-  if (run.rows == 1) return gate_up_rows<Format, 1, kGated>(layer, step, run, feature, 0, 1);
-  for (uint32_t row = 0; row < run.rows; row += kRowsAtOnce)
-    gate_up_rows<Format, kRowsAtOnce, kGated>(layer, step, run, feature, row,
-                                              min(run.rows - row, kRowsAtOnce));
+  if (feature >= run.features || !run.rows) return;
+  if constexpr (kSingle) {
+    gate_up_rows<Format, 1, kGated>(layer, step, run, feature, 0, 1);
+  } else if (run.rows == 1) {
+    gate_up_rows<Format, 1, kGated>(layer, step, run, feature, 0, 1);
+  } else {
+    for (uint32_t row = 0; row < run.rows; row += kRowsAtOnce)
+      gate_up_rows<Format, kRowsAtOnce, kGated>(layer, step, run, feature, row,
+                                                min(run.rows - row, kRowsAtOnce));
+  }
 }
 
 // One warp: kDownFeatures output features of one run, for kRows of its rows.
@@ -189,12 +199,16 @@ __device__ void down_rows(const ft_moe_layer& layer, const ft_step& step, const 
 template <class Format>
 __global__ void __launch_bounds__(kWarps * 32) down_kernel(ft_moe_layer layer, ft_step step, bool fills) {
   wait_for_previous();
+  const Stamper stamper(step.stamps);
   const ft_run run = run_of_block(layer, step, fills, blockIdx.y);
   const uint32_t feature = (blockIdx.x * kWarps + threadIdx.x / 32) * kDownFeatures;
-  if (!run.rows || feature >= layer.hidden) return;
-  if (run.rows == 1) return down_rows<Format, 1>(layer, step, run, feature, 0, 1);
-  for (uint32_t row = 0; row < run.rows; row += kRowsAtOnce)
-    down_rows<Format, kRowsAtOnce>(layer, step, run, feature, row, min(run.rows - row, kRowsAtOnce));
+  if (run.rows == 1 && feature < layer.hidden) {
+    down_rows<Format, 1>(layer, step, run, feature, 0, 1);
+  } else if (feature < layer.hidden) {
+    for (uint32_t row = 0; row < run.rows; row += kRowsAtOnce)
+      down_rows<Format, kRowsAtOnce>(layer, step, run, feature, row, min(run.rows - row, kRowsAtOnce));
+  }
+  stamper.end(fills ? FT_STAMP_FILLED_END : FT_STAMP_HITS_END);
 }
 
 uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
@@ -205,10 +219,15 @@ uint32_t most_runs(const ft_moe_layer& layer, const ft_step& step) {
   return step.work ? std::min(pairs, layer.num_experts) : pairs;
 }
 
+// No run has more than one row.
+bool single_rows(const ft_step& step) { return step.rows == 1 || !step.work; }
+
 template <class Format>
 int launch_gate_up(const ft_moe_layer& layer, const ft_step& step, bool fills, void* stream) {
   dim3 grid(ceil_div(layer.intermediate, kWarps), most_runs(layer, step));
-  auto kernel = layer.flags & FT_LAYER_GATED ? gate_up_kernel<Format, true> : gate_up_kernel<Format, false>;
+  bool gated = layer.flags & FT_LAYER_GATED, single = single_rows(step);
+  auto kernel = gated ? (single ? gate_up_kernel<Format, true, true> : gate_up_kernel<Format, true, false>)
+                      : (single ? gate_up_kernel<Format, false, true> : gate_up_kernel<Format, false, false>);
   bool early = !fills && step.work;  // the plan comes right before; fills also wait for their copies
   return launch(kernel, grid, kWarps * 32, early, stream, layer, step, fills);
 }

@@ -72,16 +72,19 @@ __device__ void copy_biases(const ft_moe_layer& layer, uint32_t expert, uint32_t
 __global__ void __launch_bounds__(kThreads) fill_kernel(ft_moe_layer layer, ft_step step, bool tail) {
   wait_for_previous();
   const ft_work& work = *step.work;
-  if (tail) {
-    if (!work.features) return;
+  const Stamper stamper(step.stamps);
+  stamper.begin(tail ? FT_STAMP_TAIL_BEGIN : FT_STAMP_FILL_BEGIN);
+  if (!tail) {
+    for (uint32_t i = 0; i < work.fills; i++) {
+      const ft_run run = work.runs[work.hits + i];
+      copy_features(layer, run.expert, run.slot, 0, run.features);
+      copy_biases(layer, run.expert, run.slot);
+    }
+  } else if (work.features) {
     const ft_run run = work.runs[work.hits + work.fills - 1];
-    return copy_features(layer, run.expert, run.slot, run.features, layer.intermediate);
+    copy_features(layer, run.expert, run.slot, run.features, layer.intermediate);
   }
-  for (uint32_t i = 0; i < work.fills; i++) {
-    const ft_run run = work.runs[work.hits + i];
-    copy_features(layer, run.expert, run.slot, 0, run.features);
-    copy_biases(layer, run.expert, run.slot);
-  }
+  stamper.end(tail ? FT_STAMP_TAIL_END : FT_STAMP_FILL_END);
 }
 
 __global__ void __launch_bounds__(kThreads) copy_kernel(uint8_t* to, const uint8_t* from, uint64_t bytes) {

@@ -8,7 +8,7 @@
 namespace ft {
 namespace {
 
-constexpr int kPlanThreads = 512;
+constexpr int kPlanThreads = 256;
 
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(ft_cache cache, ft_moe_layer layer, ft_step step) {
@@ -16,7 +16,10 @@ __global__ void __launch_bounds__(kPlanThreads)
   __shared__ DeviceBlock<kPlanThreads>::Shared shared;
   DeviceBlock<kPlanThreads> block{shared};
   wait_for_previous();
+  const Stamper stamper(step.stamps);
+  stamper.begin(FT_STAMP_PLAN_BEGIN);
   StepPlanner<DeviceBlock<kPlanThreads>>(block, scratch, cache, layer, step).run();
+  stamper.end(FT_STAMP_PLAN_END);
 }
 
 bool too_large(const ft_moe_layer& layer, const ft_step& step) {

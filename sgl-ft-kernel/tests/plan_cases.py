@@ -104,6 +104,7 @@ class State:
         self.seen = torch.zeros(total, dtype=torch.int32, device=device)
         self.expert_of = torch.full((max(case.slots, 1),), -1, dtype=torch.int32, device=device)
         self.used = torch.zeros(max(case.slots, 1), dtype=torch.int32, device=device)
+        self.queue = torch.zeros(2 * abi.QUEUE, dtype=torch.int32, device=device)
         self.control = torch.zeros(ctypes.sizeof(abi.Control), dtype=torch.uint8, device=device)
         self.control[:8].view(torch.int32).fill_(case.slots)
         self.counters = torch.zeros(len(abi.COUNTERS), dtype=torch.int64, device=device)
@@ -111,8 +112,8 @@ class State:
         self.split = torch.tensor(flat, dtype=torch.int16, device=device)
         self.failure = torch.zeros(1, dtype=torch.int32, device=device)
         self.work = torch.zeros(ctypes.sizeof(abi.Work), dtype=torch.uint8, device=device)
-        state = (self.slot_of, self.seen, self.expert_of, self.used, self.control, self.counters)
-        self.cache = abi.Cache(*(t.data_ptr() for t in (*state, self.split, self.failure)))
+        state = (self.slot_of, self.seen, self.expert_of, self.used, self.queue, self.control)
+        self.cache = abi.Cache(*(t.data_ptr() for t in (*state, self.counters, self.split, self.failure)))
 
     def layer(self, index: int) -> abi.Layer:
         case = self.case

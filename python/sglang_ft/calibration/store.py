@@ -9,8 +9,13 @@ import math
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sglang_ft.experts.policy import BranchTimes
+from sglang_ft.worker import topology
+
+if TYPE_CHECKING:
+    from sglang_ft.experts.formats import LayerSpec
 
 _VERSION = 1
 
@@ -24,6 +29,21 @@ def path() -> Path:
 def key(gpu: str, cpu: str, threads: int, isa: str, format: str, hidden: int, intermediate: int) -> str:
     """What the times of a machine and a model depend on."""
     return "/".join(map(str, (_VERSION, gpu, cpu, threads, isa, format, hidden, intermediate)))
+
+
+def machine_key(threads: int, isa: str, spec: LayerSpec) -> str:
+    """The key of this machine with the current GPU."""
+    import torch
+
+    return key(
+        torch.cuda.get_device_name(),
+        topology.cpu_name(),
+        threads,
+        isa,
+        spec.format.name,
+        spec.hidden,
+        spec.intermediate,
+    )
 
 
 def load(key: str) -> BranchTimes | None:

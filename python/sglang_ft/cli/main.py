@@ -27,6 +27,7 @@ COMMANDS = {
     "bench": Command(
         "sglang_ft.cli.bench", "replay route traces through the expert cache; write synthetic ones"
     ),
+    "calibrate": Command("sglang_ft.cli.calibrate", "measure link and CPU for the experts of a model"),
     "collect-env": Command("sglang_ft.cli.environment", "print versions and hardware for a bug report"),
 }
 USER_ERROR = 2

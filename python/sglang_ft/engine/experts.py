@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _METRICS_PERIOD_S = 0.5
+_WORDS_PERIOD_S = 10.0
 _MAX_ROWS = 4096
 # A GPU cannot wake a sleeping worker: between the jobs of a forward pass it polls, then naps for some seconds.
 _SPIN_US, _SPIN_US_GPU = 50, 2000
@@ -98,6 +100,11 @@ class ExpertServing:
         if export_metrics:
             exporter = metrics.WorkerMetrics(model, self.experts.expert_tensor_bytes, len(cores))
             threading.Thread(target=_export, args=(exporter, worker), name="ft-metrics", daemon=True).start()
+        if export_metrics and self.experts.gpu is not None:
+            plan = self.experts.gpu.plan
+            cache = metrics.CacheMetrics(model, plan.slots, sum(spec.num_experts for spec in layers))
+            args = (cache, self.experts.gpu)
+            threading.Thread(target=_export_cache, args=args, name="ft-cache-metrics", daemon=True).start()
 
     def _put_on_gpu(self, experts: ExpertLayers, worker: Supervisor, threads: int) -> GpuExperts:
         from sglang_ft.engine import gpu_experts
@@ -232,3 +239,14 @@ def _export(exporter: metrics.WorkerMetrics, worker: Supervisor) -> None:
     while not pause.wait(_METRICS_PERIOD_S):
         up = worker.ring.header.worker_state == WorkerState.READY and worker.pid != 0
         exporter.update(worker.ring.header.stats, worker.restarts, up)
+
+
+def _export_cache(exporter: metrics.CacheMetrics, gpu: GpuExperts) -> None:
+    pause = threading.Event()
+    told = time.monotonic()
+    while not pause.wait(_METRICS_PERIOD_S):
+        exporter.update(gpu.last_counters(), gpu.passes)
+        if time.monotonic() - told >= _WORDS_PERIOD_S:
+            told = time.monotonic()
+            if words := exporter.words():
+                logger.info("%s", words)

@@ -7,6 +7,7 @@ through two buffers and run in SGLang's own kernels; where no memory is left for
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +27,8 @@ from sglang_ft.experts.bank import ExpertPool
 from sglang_ft.experts.decode import ExpertCache
 from sglang_ft.experts.formats import LayerSpec
 from sglang_ft.experts.prefill import LayerStream, buffer_bytes
+from sglang_ft.experts.step import FEATURE_STEP, Split
 from sglang_ft.experts.traces import Trace, TraceHeader, TraceWriter, read_trace
-from sglang_ft.worker import topology
 from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa
 from sglang_ft.worker.supervisor import Supervisor
@@ -39,6 +40,7 @@ _KV_SHARE = 0.2
 _KV_LEAST = 1 * GIB
 # Fewer slots than this many steps' routes are not worth two prefill buffers.
 _LEAST_STEPS = 40
+_CORRECTION_PERIOD_S = 1.0
 _CHANGEABLE = ("cache", "hybrid", "cpu")
 
 
@@ -112,10 +114,14 @@ class GpuExperts:
         self._times = (
             self._branch_times(threads, config.recalibrate) if plan.mode in ("hybrid", "cache") else None
         )
+        self._correction = policy.Correction()
+        self._corrected_at, self._corrected_from = 0.0, dict.fromkeys(("jobs", "wait_ns"), 0)
         self._mode = plan.mode
         self._set_mode(plan.mode)
         if config.route_trace:
             self.cache.set_trace(_steps_of(read_trace(config.route_trace), self.cache))
+        if config.stamps:
+            self.cache.take_stamps()
         self._recorder: TraceWriter | None = None
         if config.record_routes:
             header = TraceHeader(
@@ -125,32 +131,66 @@ class GpuExperts:
             self.cache.record()
         self._num_valid = torch.full((1,), 2**31 - 1, dtype=torch.int32, device=self.cache.device)
         self._valid_rows = 0
+        self._correcting = True
+        self.passes = 0
+        """Forward passes launched so far."""
 
     def _set_mode(self, mode: MoeMode) -> None:
         most, intermediate = self.cache.spec.num_experts, self.cache.spec.intermediate
         split = policy.fills_only(most)
         if mode == "cpu":
             split = policy.cpu_only(most)
-        elif mode == "hybrid" and self._times is not None:
-            split = policy.balanced(most, self._times, intermediate)
+        elif mode == "hybrid" and self._times is not None and not self._correction.hopeless:
+            split = policy.balanced(most, self._correction.apply(self._times), intermediate)
         self.cache.set_split(split)
         self._mode = mode
 
     def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Changes mode or contents; no forward pass may be under way. Returns mode, slots and counters."""
-        unknown = set(wanted) - {"moe_mode", "reset"}
+        unknown = set(wanted) - {"moe_mode", "reset", "split", "stamps"}
         if unknown:
-            raise FtError(f"{', '.join(sorted(unknown))}: no such setting; known are moe_mode and reset")
+            raise FtError(
+                f"{', '.join(sorted(unknown))}: no such setting; known are moe_mode, split, stamps and reset"
+            )
         mode = wanted.get("moe_mode", self._mode)
         if mode != self._mode and (mode not in _CHANGEABLE or self._mode not in _CHANGEABLE):
             raise FtError(f"moe_mode {mode!r}: this server can change between {', '.join(_CHANGEABLE)}")
         torch.cuda.synchronize()
         if mode != self._mode:
             self._set_mode(mode)
+        if "moe_mode" in wanted:
+            self._correcting = True
+        if "split" in wanted:
+            self._correcting = False  # it stays until a mode is chosen again
+            self.cache.set_split(self._read_split(wanted["split"]))
+        if "stamps" in wanted:
+            self.cache.switch_stamps(bool(wanted["stamps"]))
         if wanted.get("reset") and self._mode != "resident":
             self.cache.reset()
-        state = {"moe_mode": self._mode, "slots": self.cache.slots.slots, **self.cache.counters()}
-        return state | {"split": self._describe_split()}
+        state: dict[str, Any] = {
+            "moe_mode": self._mode,
+            "slots": self.cache.slots.slots,
+            **self.cache.counters(),
+        }
+        state["cpu_time_scale"] = self._correction.scale
+        return state | {"split": self._describe_split(), "stamps": self.cache.stamps()}
+
+    def _read_split(self, pairs: Any) -> list[Split]:
+        """A split for measurements: [fills, features] for 0, 1, ... misses. Raises FtError."""
+        most = self.cache.spec.intermediate - FEATURE_STEP
+        try:
+            split = [Split(int(fills), int(features)) for fills, features in pairs]
+        except (TypeError, ValueError):
+            raise FtError("split: a list of [fills, features], one for 0, 1, ... misses") from None
+        for misses, (fills, features) in enumerate(split):
+            if not 0 <= fills <= misses or not 0 <= features <= most or features % FEATURE_STEP:
+                raise FtError(
+                    f"split: [{fills}, {features}] for {misses} misses; fills are at most the misses, features a "
+                    f"multiple of {FEATURE_STEP} up to {most}, 0 for all"
+                )
+        if not split:
+            raise FtError("split: empty")
+        return split
 
     def _describe_split(self) -> list[list[int]]:
         """[fills, features] for 0 to k misses."""
@@ -159,8 +199,7 @@ class GpuExperts:
 
     def _branch_times(self, threads: int, recalibrate: bool) -> policy.BranchTimes:
         spec, isa = self.cache.spec, Isa(self.worker.ring.header.worker_isa).name.lower()
-        machine = (torch.cuda.get_device_name(), topology.cpu_name(), threads, isa)
-        key = store.key(*machine, spec.format.name, spec.hidden, spec.intermediate)
+        key = store.machine_key(threads, isa, spec)
         times = None if recalibrate else store.load(key)
         if times is None:
             times = measure.measure(self.cache, self.worker)
@@ -175,15 +214,36 @@ class GpuExperts:
         )
         return times
 
+    def _correct(self) -> None:
+        """Once in a while: what the GPU waited for the worker lately corrects the split."""
+        now = time.monotonic()
+        if now - self._corrected_at < _CORRECTION_PERIOD_S:
+            return
+        counters = self.cache.copied_counters()
+        jobs, wait_ns = (counters[name] - self._corrected_from[name] for name in ("jobs", "wait_ns"))
+        self._corrected_at, self._corrected_from = now, counters
+        was_hopeless = self._correction.hopeless
+        if jobs > 0 and self._correction.update(jobs, wait_ns * 1e-9):
+            self._set_mode(self._mode)
+        if self._correction.hopeless and not was_hopeless:
+            logger.warning(
+                "The CPU takes %.0f times as long as measured: misses are only filled from now on",
+                policy.HOPELESS_SCALE,
+            )
+
     def before_forward(self, tokens: int) -> None:
         """Called when a forward pass of `tokens` rows is about to be launched on the current stream."""
         self.worker.wake()
+        if self._mode == "hybrid" and self._correcting:
+            self._correct()
         if tokens != self._valid_rows:
             self._num_valid.fill_(tokens)
             self._valid_rows = tokens
 
     def after_forward(self, tokens: int) -> None:
         """Called when the pass was launched; writes down its routes if they are recorded."""
+        self.passes += 1
+        self.cache.copy_counters()
         if self._recorder is not None and tokens <= self.cache.max_rows:
             self._recorder.append(self.cache.recorded(tokens))
 
@@ -218,6 +278,10 @@ class GpuExperts:
         out = self.worker.run(index, x.cpu(), topk.topk_ids.cpu(), topk.topk_weights.cpu())
         self.cache.set_sequence(self.worker.ring.sequence)
         return out.to(x.device)
+
+    def last_counters(self) -> dict[str, int]:
+        """Counters as of the last finished pass or shortly before; from any thread, asks nothing of the GPU."""
+        return self.cache.copied_counters()
 
     def take_failure(self) -> WorkerError | None:
         """The failure of a finished forward pass since the last call."""

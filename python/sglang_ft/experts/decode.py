@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 """Rows of one step at most; more are a prefill."""
-FILL_BLOCKS = 64
+FILL_BLOCKS = 16
 """Blocks of the kernel that copies experts: enough loads in flight for the link, and room beside it for the hits."""
 _ROW_DTYPES = {torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
 
@@ -70,6 +70,7 @@ class ExpertCache:
         self.expert_of, self.used = words(slots), words(slots)
         self._control = torch.zeros(ctypes.sizeof(abi.Control), dtype=torch.uint8, device=self.device)
         self._counters = torch.zeros(len(abi.COUNTERS), dtype=torch.int64, device=self.device)
+        self._counters_on_host = torch.zeros_like(self._counters, device="cpu").pin_memory()
         self._split = words(abi.MAX_EXPERTS + 1)
         self.failure = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._work = [
@@ -81,6 +82,7 @@ class ExpertCache:
         self._cache = abi.Cache(*(t.data_ptr() for t in (*arrays, self._split, self.failure)))
         self._trace: torch.Tensor | None = None
         self._recorded: torch.Tensor | None = None
+        self._stamps: torch.Tensor | None = None
 
     def _describe(self, index: int, banks: LayerBanks) -> abi.Layer:
         spec = banks.spec
@@ -133,14 +135,27 @@ class ExpertCache:
         """What is done with m misses; the last entry stands for more. Takes effect with the next step."""
         table = [split[min(m, len(split) - 1)] for m in range(abi.MAX_EXPERTS + 1)]
         self.split_words = torch.tensor([s.fills | s.features << 16 for s in table], dtype=torch.int32)
-        self._split.copy_(self.split_words)
+        self._split.copy_(self.split_words.pin_memory(), non_blocking=True)
 
     def set_trace(self, routes: torch.Tensor | None) -> None:
         """Takes routes from `routes` [steps, layers, rows, k], cycled, instead of the router's; None: not any more.
 
-        Steps captured before keep what they had.
+        Steps of more rows than it has keep the router's, and steps captured before keep what they had.
         """
         self._trace = None if routes is None else routes.to(self.device, torch.int32).contiguous()
+
+    def take_stamps(self) -> None:
+        """Steps enqueued from now on leave the times of their parts for `stamps` when these are switched on."""
+        self._stamps = torch.zeros(len(self.layers), abi.STAMPS, dtype=torch.int64, device=self.device)
+
+    def switch_stamps(self, on: bool) -> None:
+        """Starts or stops them for steps that were enqueued after `take_stamps`."""
+        if self._stamps is not None:
+            self._stamps[:, abi.Stamp.ON] = int(on)
+
+    def stamps(self) -> list[list[int]] | None:
+        """Of each layer's last step, see abi.Stamp; nanoseconds of the GPU's clock. None: they are not taken."""
+        return None if self._stamps is None else self._stamps.tolist()
 
     def record(self) -> None:
         """Steps enqueued from now on leave their routes for `recorded`."""
@@ -162,6 +177,14 @@ class ExpertCache:
     def counters(self) -> dict[str, int]:
         """Sums since the last reset, by name; waits for the device."""
         return dict(zip(abi.COUNTERS, self._counters.tolist(), strict=True))
+
+    def copy_counters(self) -> None:
+        """Enqueues a copy of the counters for `copied_counters`."""
+        self._counters_on_host.copy_(self._counters, non_blocking=True)
+
+    def copied_counters(self) -> dict[str, int]:
+        """The counters as last copied; from any thread, asks nothing of the device."""
+        return dict(zip(abi.COUNTERS, self._counters_on_host.tolist(), strict=True))
 
     def reference_counters(self) -> Counters:
         """Those of the counters that experts/step.py has too."""
@@ -215,7 +238,9 @@ class ExpertCache:
             self._experts(layer, step, 0, main)
         else:
             early = self._cached(index, layer, step, main)
-        self._launch(self._lib.ft_combine, byref(self._cache), byref(layer), byref(step), early, main.cuda_stream)
+        self._launch(
+            self._lib.ft_combine, byref(self._cache), byref(layer), byref(step), early, main.cuda_stream
+        )
         return out
 
     def _cached(self, index: int, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> bool:
@@ -260,11 +285,10 @@ class ExpertCache:
         # A tail may still read its step's work while the next layer is planned.
         step.work = self._work[index % 2].data_ptr()
         step.ring = self._ring_view()
-        if self._trace is not None:
+        if self._stamps is not None:
+            step.stamps = self._stamps[index].data_ptr()
+        if self._trace is not None and self._trace.shape[2] >= step.rows:
             steps, layers, rows, topk = self._trace.shape
-            assert rows >= step.rows and topk == step.topk, (
-                "the trace has fewer rows or routes than the batch"
-            )
             step.trace = self._trace[0, index].data_ptr()
             step.trace_steps, step.trace_stride = steps, layers * rows * topk
             step.trace_last = index == len(self.layers) - 1

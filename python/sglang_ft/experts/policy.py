@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_ft.experts.step import FEATURE_STEP, Split
 
@@ -10,6 +10,12 @@ SHARED_UP_TO = 32
 """With more misses than that, half an expert more or less on either side makes no difference."""
 TAIL_WEIGHT = 0.25
 """What a second of the link costs that no step waits for: it may still delay the next layer's fills."""
+
+HOPELESS_SCALE = 4.0
+_CORRECTION = 0.04
+_LEAST_SCALE = 0.5
+_CORRECTED_JOBS = 200
+_SHORT_WAIT_S, _LONG_WAIT_S = 4e-6, 16e-6
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,39 @@ class BranchTimes:
 
     def cpu(self, experts: float) -> float:
         return self.cpu_fixed + experts * self.cpu_expert if experts else 0.0
+
+
+@dataclass
+class Correction:
+    """Slow correction of measured times by what the GPU waits for the worker's jobs.
+
+    A split is balanced when the worker ends just after the link. A longer wait says that the CPU is slower than
+    measured; none at all that it may be faster. Far off, the worker is not worth its jobs.
+    """
+
+    scale: float = 1.0
+    """Of the CPU's times."""
+
+    def update(self, jobs: int, wait_s: float) -> bool:
+        """Takes what happened in a period; whether the scale has changed."""
+        if jobs < _CORRECTED_JOBS:
+            return False
+        wait = wait_s / jobs
+        if _SHORT_WAIT_S <= wait <= _LONG_WAIT_S:
+            return False
+        self.scale *= 1 + _CORRECTION if wait > _LONG_WAIT_S else 1 - _CORRECTION
+        self.scale = min(max(self.scale, _LEAST_SCALE), 2 * HOPELESS_SCALE)
+        return True
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the CPU turned out so much slower that plain fills are better."""
+        return self.scale > HOPELESS_SCALE
+
+    def apply(self, times: BranchTimes) -> BranchTimes:
+        return replace(
+            times, cpu_fixed=times.cpu_fixed * self.scale, cpu_expert=times.cpu_expert * self.scale
+        )
 
 
 def fills_only(most: int) -> list[Split]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
+from enum import IntEnum
 
 ABI = 1
 NONE = 0xFFFFFFFF
@@ -23,6 +24,8 @@ class Control(ctypes.Structure):
         ("live_slots", c_uint32),
         ("free_slots", c_uint32),
         ("step", c_uint32),
+        ("queue_head", c_uint32),
+        ("queue_count", c_uint32),
         ("reserved", c_uint32),
         ("sequence", c_uint64),
         ("replay", c_uint64),
@@ -37,11 +40,12 @@ class Counters(ctypes.Structure):
     _fields_ = [(name, c_uint64) for name in COUNTERS]
 
 
+QUEUE = 1024
+_CACHE = ("slot_of", "seen", "expert_of", "used", "queue", "control", "counters", "split", "failure")
+
+
 class Cache(ctypes.Structure):
-    _fields_ = [
-        (name, c_void_p)
-        for name in ("slot_of", "seen", "expert_of", "used", "control", "counters", "split", "failure")
-    ]
+    _fields_ = [(name, c_void_p) for name in _CACHE]
 
 
 class RoleMemory(ctypes.Structure):
@@ -105,6 +109,29 @@ class RingView(ctypes.Structure):
     ]
 
 
+STAMPS = 16
+"""Of a layer's last step; see ft_stamp."""
+
+
+class Stamp(IntEnum):
+    PLAN_BEGIN = 0
+    RUNG = 1
+    PLAN_END = 2
+    FILL_BEGIN = 3
+    FILL_END = 4
+    TAIL_BEGIN = 5
+    TAIL_END = 6
+    HITS_BEGIN = 7
+    HITS_END = 8
+    FILLED_BEGIN = 9
+    FILLED_END = 10
+    COMBINE_BEGIN = 11
+    JOB_DONE = 12
+    COMBINE_END = 13
+    MISSES = 14
+    ON = 15
+
+
 class Step(ctypes.Structure):
     _fields_ = [
         ("routes", c_void_p),
@@ -116,6 +143,7 @@ class Step(ctypes.Structure):
         ("topk", c_uint32),
         ("row_dtype", c_uint32),
         ("trace_last", c_uint32),
+        ("stamps", c_void_p),
         ("h", c_void_p),
         ("partial", c_void_p),
         ("work", c_void_p),

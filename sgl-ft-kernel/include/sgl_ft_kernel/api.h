@@ -36,11 +36,22 @@ struct ft_split {
   uint16_t features;
 };
 
+#define FT_CACHE_QUEUE 1024u /* slots that are looked up ahead as victims; at least FT_CACHE_MAX_EXPERTS */
+
+/* A slot among the oldest when the queue was made, and its stamp then; with another stamp it has been used
+ * since. */
+struct ft_queued {
+  uint32_t slot;
+  uint32_t used;
+};
+
 /* Written by the kernels; the host sets live_slots and free_slots at a safe point. */
 struct ft_cache_control {
   uint32_t live_slots;
   uint32_t free_slots;
   uint32_t step;
+  uint32_t queue_head;
+  uint32_t queue_count; /* the host sets it to 0 whenever it changes slots */
   uint32_t reserved;
   uint64_t sequence; /* of the last job rung */
   uint64_t replay;   /* steps taken from a route trace */
@@ -64,10 +75,11 @@ struct ft_cache_counters {
 
 /* Device memory of the cache; one for all layers. */
 struct ft_cache {
-  uint32_t* slot_of;   /* [experts of all layers] slot or FT_NONE */
-  uint32_t* seen;      /* [experts of all layers] step of the last route */
-  uint32_t* expert_of; /* [slots] expert id or FT_NONE */
-  uint32_t* used;      /* [slots] step of the last use */
+  uint32_t* slot_of;       /* [experts of all layers] slot or FT_NONE */
+  uint32_t* seen;          /* [experts of all layers] step of the last route */
+  uint32_t* expert_of;     /* [slots] expert id or FT_NONE */
+  uint32_t* used;          /* [slots] step of the last use */
+  struct ft_queued* queue; /* [FT_CACHE_QUEUE] */
   struct ft_cache_control* control;
   struct ft_cache_counters* counters;
   const struct ft_split* split; /* [FT_CACHE_MAX_EXPERTS + 1], by the number of misses */
@@ -133,6 +145,28 @@ struct ft_ring_view {
   uint64_t num_blocks;
 };
 
+/* When the parts of a layer's last step began and ended, in nanoseconds of the GPU's clock:
+ * ft_step.stamps[FT_STAMPS]. */
+enum ft_stamp {
+  FT_STAMP_PLAN_BEGIN = 0,
+  FT_STAMP_RUNG = 1, /* the job's doorbell; also when there is no job */
+  FT_STAMP_PLAN_END = 2,
+  FT_STAMP_FILL_BEGIN = 3,
+  FT_STAMP_FILL_END = 4,
+  FT_STAMP_TAIL_BEGIN = 5,
+  FT_STAMP_TAIL_END = 6,
+  FT_STAMP_HITS_BEGIN = 7,
+  FT_STAMP_HITS_END = 8,
+  FT_STAMP_FILLED_BEGIN = 9, /* compute of the fills */
+  FT_STAMP_FILLED_END = 10,
+  FT_STAMP_COMBINE_BEGIN = 11,
+  FT_STAMP_JOB_DONE = 12,
+  FT_STAMP_COMBINE_END = 13,
+  FT_STAMP_MISSES = 14, /* not a time */
+  FT_STAMP_ON = 15,     /* not a time: set by the host; 0: no stamps are taken */
+  FT_STAMPS = 16
+};
+
 /* One step. Row data in device memory. */
 struct ft_step {
   const int32_t* routes;    /* [rows, topk] local experts; anything else is no route */
@@ -144,6 +178,7 @@ struct ft_step {
   uint32_t topk;
   uint32_t row_dtype;  /* ft_dtype of ring.h: BF16 or FP16 */
   uint32_t trace_last; /* 1: the trace goes on to its next step after this layer */
+  uint64_t* stamps;    /* null: none are taken */
   float* h;            /* scratch [rows * topk, intermediate] */
   float* partial;      /* scratch [rows * topk, hidden] */
   struct ft_work* work;

@@ -12,6 +12,7 @@ struct HostBlock {
   uint32_t tid() const { return 0; }
   uint32_t size() const { return 1; }
   void sync() {}
+  uint64_t now() const { return 0; }
   void publish() {}
   uint32_t add(uint32_t* value, uint32_t n) {
     uint32_t before = *value;

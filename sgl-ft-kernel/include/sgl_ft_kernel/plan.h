@@ -185,6 +185,10 @@ class StepPlanner {
       }
     }
     if (b.tid() == 0) {
+      if (in.stamps && in.stamps[FT_STAMP_ON]) {
+        in.stamps[FT_STAMP_RUNG] = b.now();
+        in.stamps[FT_STAMP_MISSES] = n.misses;
+      }
       work.sequence = job ? sequence : 0;
       if (job_experts() && !job) *cache.failure = FT_FAILED_NO_WORKER;
     }
@@ -215,6 +219,36 @@ class StepPlanner {
     b.sync();
   }
 
+  // From the queue of the oldest slots. Slots used since it was made have another stamp and are passed over;
+  // the others are still the oldest, in order. When it runs out it is made anew, which happens once in
+  // hundreds of steps.
+  FT_HOST_DEVICE void take_oldest(uint32_t first, uint32_t count) {
+    if (take_queued(first, count)) return;
+    make_queue(min(FT_CACHE_QUEUE, n.live - n.free - n.hits));
+    take_queued(first, count);
+  }
+
+  FT_HOST_DEVICE bool take_queued(uint32_t first, uint32_t count) {
+    uint32_t queued = cache.control->queue_count, taken = 0;
+    if (b.tid() == 0) s.bin = cache.control->queue_head;
+    b.sync();
+    for (uint32_t base = s.bin; base < queued && taken < count; base += b.size()) {
+      uint32_t i = base + b.tid();
+      ft_queued entry = i < queued ? cache.queue[i] : ft_queued{0, 0};
+      bool valid = i < queued && cache.used[entry.slot] == entry.used;
+      s.scan[b.tid()] = valid;
+      uint32_t found = b.scan(s.scan, b.size());
+      uint32_t place = taken + s.scan[b.tid()];
+      if (valid && place < count) s.victim[first + place] = entry.slot;
+      if (valid && place == count - 1) s.bin = i + 1;
+      taken += found;
+      b.sync();
+    }
+    if (b.tid() == 0) cache.control->queue_head = taken < count ? queued : s.bin;
+    b.sync();
+    return taken >= count;
+  }
+
   FT_HOST_DEVICE void take_free(uint32_t count) {
     uint32_t threads = min(b.size(), uint32_t(FT_CACHE_MAX_EXPERTS));
     uint32_t each = (n.live + threads - 1) / threads, mine = 0;
@@ -227,9 +261,10 @@ class StepPlanner {
       if (cache.expert_of[slot] == FT_NONE) s.victim[place++] = slot;
   }
 
-  // The `count` oldest of the occupied slots, the oldest first. Narrows down the lowest age that a victim can
-  // have, a digit at a time, until few enough candidates are left to rank them all.
-  FT_HOST_DEVICE void take_oldest(uint32_t first, uint32_t count) {
+  // The `count` oldest of the occupied slots, the oldest first; none that this step uses. Narrows down the
+  // lowest age that one of them can have, a digit at a time, until few enough candidates are left to rank
+  // them all.
+  FT_HOST_DEVICE void make_queue(uint32_t count) {
     uint32_t oldest = 0;
     for (uint32_t slot = b.tid(); slot < n.live; slot += b.size())
       if (cache.expert_of[slot] != FT_NONE) oldest = max(oldest, age_of(slot));
@@ -257,8 +292,13 @@ class StepPlanner {
       uint32_t slot = s.candidate[i], age = s.candidate_age[i], rank = 0;
       for (uint32_t j = 0; j < candidates; j++)
         rank += s.candidate_age[j] > age || (s.candidate_age[j] == age && s.candidate[j] < slot);
-      if (rank < count) s.victim[first + rank] = slot;
+      if (rank < count) cache.queue[rank] = {slot, cache.used[slot]};
     }
+    if (b.tid() == 0) {
+      cache.control->queue_head = 0;
+      cache.control->queue_count = count;
+    }
+    b.sync();
   }
 
   // Of the ages in [low, low + kBins << shift): s.bin is the highest digit at which at least `count` slots
