@@ -1,4 +1,4 @@
-"""Clients without a package: curl, and clients that leave before the answer. An API key; a dense model."""
+"""Clients without a package: curl, clients that leave before the answer, /ft/experts. An API key; a dense model."""
 
 from __future__ import annotations
 
@@ -82,11 +82,42 @@ def test_many_clients_that_leave_at_once(demo_server: Server):
     assert answer.json()["usage"]["completion_tokens"] == 4
 
 
+def test_the_experts_tell_their_mode_and_nothing_changes_without_a_gpu(demo_server: Server):
+    url = demo_server.url + "/ft/experts"
+    state = httpx.get(url, timeout=30)
+    assert (state.status_code, state.headers["content-type"]) == (200, "application/json")
+    assert state.json() == {"moe_mode": "cpu", "slots": 0}
+    assert httpx.post(url, json={}, timeout=30).json() == state.json(), "nothing to change: the same as GET"
+    for change in ({"moe_mode": "cache"}, {"reset": True}, {"no_such": 1}):
+        answer = httpx.post(url, json=change, timeout=30)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("without a GPU there is nothing to change")
+    assert demo_server.health().status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("{", "the body is not JSON"),
+        ("", "the body is not JSON"),
+        ("[1]", "must be a JSON object"),
+        ("null", "object"),
+    ],
+)
+def test_a_change_of_the_experts_that_is_no_json_object(demo_server: Server, body: str, words: str):
+    answer = httpx.post(demo_server.url + "/ft/experts", content=body, timeout=30)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
 def test_a_dense_model_is_served_plainly_behind_an_api_key(tiny_checkpoint):
     with serving(tiny_checkpoint("qwen3"), "--api-key", "secret", "--context-length", "512") as server:
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=server.url + "/v1", api_key="guess", max_retries=0).models.list()
         assert httpx.post(server.url + "/v1/chat/completions", json={}).status_code == 401
+        assert httpx.get(server.url + "/ft/experts").status_code == 401
+        key = {"Authorization": "Bearer secret"}
+        assert httpx.get(server.url + "/ft/experts", headers=key).json() == {"moe_mode": None}
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
         answer = client.completions.create(model="default", prompt="abc", max_tokens=4)
         assert answer.usage.completion_tokens == 4
