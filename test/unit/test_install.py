@@ -10,8 +10,10 @@ import types
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from sglang_ft.config import FtConfig
+from sglang_ft.engine import control, cpu_platform, entry
 from sglang_ft.engine.hook import Hook
-from sglang_ft.engine.install import in_place, install, signature_of
+from sglang_ft.engine.install import check_signature, in_place, install, signature_of
 from sglang_ft.errors import HookError
 
 
@@ -77,6 +79,14 @@ def test_signatures_are_compared_without_annotations():
     def function(a: int, *args: str, b: list[int] | None = None) -> None: ...
 
     assert signature_of(function) == "(a, *args, b=None)"
+
+
+def test_the_hooks_of_a_gpu_fit_the_installed_sglang(monkeypatch):
+    monkeypatch.delenv(cpu_platform.PLATFORM_VARIABLE, raising=False)
+    hooks = [*entry.scheduler_hooks(FtConfig()), *control.main_hooks()]
+    assert any("FusedMoE" in hook.target for hook in hooks), "these are a GPU's"
+    for hook in hooks:
+        check_signature(hook)
 
 
 def test_plain_sglang_in_the_same_environment_is_untouched():

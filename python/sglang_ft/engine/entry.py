@@ -27,14 +27,15 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     try:
         config = FtConfig.inherited(os.environ)
         preflight.check_sglang_version(config.force_version)
-        install.install(_hooks(config))
+        install.install(scheduler_hooks(config))
         from sglang.srt.managers.scheduler import run_scheduler_process as run
     except FtError as e:
         _refuse(e)
     run(*args, **kwargs)
 
 
-def _hooks(config: FtConfig) -> list[Hook]:
+def scheduler_hooks(config: FtConfig) -> list[Hook]:
+    """All hooks of the scheduler process, for a GPU unless the CPU platform is active."""
     from sglang_ft.engine import control, cpu_platform, experts, loader, scheduler, seeds
 
     on_gpu = cpu_platform.activate() is None

@@ -20,7 +20,7 @@ def install(hooks: Iterable[Hook]) -> None:
     """Registers `hooks`, applies them and verifies that each is in place. Raises HookError naming the hook."""
     hooks = list(hooks)
     for hook in hooks:
-        _check_signature(hook)
+        check_signature(hook)
     for hook in hooks:
         HookRegistry.register(hook.target, hook.function, hook.kind)
     HookRegistry.apply_hooks()
@@ -38,14 +38,8 @@ def in_place(hook: Hook) -> bool:
     return any(hook.function in _closure(wrapper) for wrapper in _wrappers(_resolve(hook.target)))
 
 
-def signature_of(target: Any) -> str:
-    """Parameter names, kinds and defaults of a callable; annotations are left out, they come in many spellings."""
-    signature = inspect.signature(target)
-    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
-
-
-def _check_signature(hook: Hook) -> None:
+def check_signature(hook: Hook) -> None:
+    """Raises HookError unless the target is there and has the signature that the hook was made for."""
     try:
         target = _resolve(hook.target)
     except (AttributeError, ImportError, ValueError) as e:
@@ -55,6 +49,13 @@ def _check_signature(hook: Hook) -> None:
         raise HookError(
             f"the hook on {hook.target} was made for the signature {hook.signature}, the installed sglang has {found}"
         )
+
+
+def signature_of(target: Any) -> str:
+    """Parameter names, kinds and defaults of a callable; annotations are left out, they come in many spellings."""
+    signature = inspect.signature(target)
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
 def _resolve(target: str) -> Any:
