@@ -127,7 +127,7 @@ def parts(stack: GpuStack, layers: int) -> dict[str, float]:
     def one(name: str, *extra: int, cached: bool = False) -> float:
         def enqueue(i: int) -> None:
             stream = torch.cuda.current_stream().cuda_stream
-            first = (cache._cache,) if cached else ()
+            first = (cache.state.struct,) if cached else ()
             check(getattr(lib, name)(*first, layer_of[i], steps[i], *extra, stream), name)
 
         return graph_us(enqueue)
@@ -143,7 +143,7 @@ def handoff(spec: LayerSpec, threads: int) -> dict[str, float]:
     stack = GpuStack([spec] * 2, 0, topk=1, threads=threads)
     try:
         inputs = [stack.inputs(1, i % 2) for i in range(STEPS)]
-        stack.cache.set_split(policy.cpu_only(1024))
+        stack.cache.state.set_split(policy.cpu_only(1024))
         whole = graph_us(lambda i: stack.cache.step(i % 2, *inputs[i]), stack.worker.wake)
         before = stack.ring.header.stats
         jobs, busy = before.jobs, before.busy_ns
@@ -167,7 +167,7 @@ def fill_times(stack: GpuStack, layers: int) -> dict[str, float]:
     for misses in (1, 2, 4):
         for name, split in splits.items():
             cache.reset()
-            cache.set_split(split)
+            cache.state.set_split(split)
             # Each step asks for experts that it has not asked for lately, beside ones that stay.
             inputs = []
             for i in range(STEPS):
@@ -176,7 +176,7 @@ def fill_times(stack: GpuStack, layers: int) -> dict[str, float]:
                 moving = [8 + (i // layers * misses + j) % (experts - 8) for j in range(misses)]
                 inputs.append((x, torch.tensor([fixed + moving], dtype=torch.int32).cuda(), weights))
             time_us = graph_us(lambda i, t=inputs: cache.step(i % layers, *t[i]), stack.worker.wake)
-            counters = cache.counters()
+            counters = cache.state.counters()
             metrics[f"{name}_{misses}_us"] = time_us
             metrics[f"{name}_{misses}_misses"] = counters["misses"] / counters["steps"]
     return metrics

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang_ft.experts.cache_state import CacheState
 from sglang_ft.experts.step import NONE, Split, StepCache, StepPlan
 from sglang_ft.kernels import abi
 
@@ -94,26 +95,15 @@ def _row(case: Case, rng: random.Random, weights: list[float], step: int) -> lis
     return row
 
 
-class State:
-    """The cache's arrays as tensors on `device`, and the structs that point at them."""
+class State(CacheState):
+    """The state of a case's cache on `device`, and room for the work of a step."""
 
     def __init__(self, case: Case, device: str) -> None:
-        total = case.layers * case.experts
-        self.case, self.device = case, device
-        self.slot_of = torch.full((total,), -1, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(total, dtype=torch.int32, device=device)
-        self.expert_of = torch.full((max(case.slots, 1),), -1, dtype=torch.int32, device=device)
-        self.used = torch.zeros(max(case.slots, 1), dtype=torch.int32, device=device)
-        self.queue = torch.zeros(2 * abi.QUEUE, dtype=torch.int32, device=device)
-        self.control = torch.zeros(ctypes.sizeof(abi.Control), dtype=torch.uint8, device=device)
-        self.control[:8].view(torch.int32).fill_(case.slots)
-        self.counters = torch.zeros(len(abi.COUNTERS), dtype=torch.int64, device=device)
-        flat = [value for split in case.splits() for value in split]
-        self.split = torch.tensor(flat, dtype=torch.int16, device=device)
-        self.failure = torch.zeros(1, dtype=torch.int32, device=device)
+        super().__init__(case.layers * case.experts, case.slots, device)
+        self.case = case
+        self.reset(case.slots)
+        self.set_split(case.splits())
         self.work = torch.zeros(ctypes.sizeof(abi.Work), dtype=torch.uint8, device=device)
-        state = (self.slot_of, self.seen, self.expert_of, self.used, self.queue, self.control)
-        self.cache = abi.Cache(*(t.data_ptr() for t in (*state, self.counters, self.split, self.failure)))
 
     def layer(self, index: int) -> abi.Layer:
         case = self.case
@@ -141,7 +131,7 @@ def run(case: Case, seed: int, device: str, plan: Plan) -> StepCache:
         step = abi.Step(routes=there.data_ptr(), weights=weights.data_ptr(), work=state.work.data_ptr())
         step.num_valid = num_valid.data_ptr() if valid is not None else None
         step.rows, step.topk, step.row_dtype = table.shape[0], case.topk, 1
-        plan(state.cache, state.layer(layer), step)
+        plan(state.struct, state.layer(layer), step)
         first = layer * case.experts
         wanted = reference.step(table, first, case.experts, case.splits(), valid, case.cacheable(layer))
         compare(state, wanted, table, f"{case} seed {seed} step {number}")
@@ -176,9 +166,7 @@ def compare_state(state: State, reference: StepCache, where: str) -> None:
     assert state.expert_of.tolist()[:slots] == signed(reference.expert_of), where
     assert state.seen.tolist() == signed(reference.seen), where
     assert state.used.tolist()[:slots] == signed(reference.used), where
-    counters = dict(zip(abi.COUNTERS, state.counters.tolist(), strict=True))
-    for name, value in vars(reference.counters).items():
-        assert counters[name] == value, f"{where}: {name}"
-    control = abi.Control.from_buffer_copy(bytes(state.control.cpu().numpy()))
+    assert state.reference_counters() == reference.counters, where
+    control = state.control()
     assert control.free_slots == reference.expert_of.count(NONE), where
     assert control.step == reference.step_number, where

@@ -46,7 +46,7 @@ SPLITS = {"fills": policy.fills_only(1024), "half": HALF, "shared": SHARED, "cpu
 @pytest.mark.parametrize("split", SPLITS)
 def test_sums_are_the_reference_s(stack, split: str, slots: int) -> None:
     one = stack(specs(), slots)
-    one.cache.set_split(SPLITS[split])
+    one.cache.state.set_split(SPLITS[split])
     for rows in (1, 2, 7, 32, 64) * 3:
         for layer in range(3):
             assert one.error(layer, rows) < TOLERANCE["bf16"], (rows, layer)
@@ -74,7 +74,7 @@ SHAPES = {
 def test_kinds_of_experts(stack, shape: str) -> None:
     one = stack(specs(**SHAPES[shape]), 40)
     for split in SPLITS.values():
-        one.cache.set_split(split)
+        one.cache.state.set_split(split)
         for rows in (1, 5, 33):
             for layer in range(3):
                 assert one.error(layer, rows) < TOLERANCE[one.specs[0].format.name], (rows, layer)
@@ -85,7 +85,7 @@ def test_kinds_of_experts(stack, shape: str) -> None:
 )
 def test_sizes(stack, hidden: int, intermediate: int, experts: int, topk: int) -> None:
     one = stack([LayerSpec(BF16, experts, hidden, intermediate)] * 2, experts, topk)
-    one.cache.set_split(HALF)
+    one.cache.state.set_split(HALF)
     for rows in (1, 3, 16):
         assert max(one.error(0, rows), one.error(1, rows)) < TOLERANCE["bf16"]
 
@@ -95,7 +95,7 @@ def test_resident_experts(stack) -> None:
     one.cache.make_resident()
     for rows in (1, 2, 16, 64):
         assert one.error(2, rows) < TOLERANCE["bf16"]
-    assert one.cache.counters()["misses"] == 0
+    assert one.cache.state.counters()["misses"] == 0
 
 
 def test_padding_and_foreign_experts_are_left_out(stack) -> None:
@@ -113,7 +113,7 @@ def test_padding_and_foreign_experts_are_left_out(stack) -> None:
 def test_graphs_take_the_same_decisions(stack, split: str) -> None:
     """Replays of graphs of several batch sizes: sums, slots and counters are the reference's."""
     one = stack(specs(), 50)
-    one.cache.set_split(SPLITS[split])
+    one.cache.state.set_split(SPLITS[split])
     graphs = {rows: _capture(one, rows) for rows in (1, 4, 32)}
     one.cache.reset()
     reference = StepCache(96, 50)
@@ -136,8 +136,8 @@ def test_graphs_take_the_same_decisions(stack, split: str) -> None:
                     relative_error(outputs[layer], one.reference(layer, x, routes, weights))
                     < TOLERANCE["bf16"]
                 )
-    assert one.cache.reference_counters() == reference.counters
-    assert one.cache.slot_of.tolist() == [-1 if s == 0xFFFFFFFF else s for s in reference.slot_of]
+    assert one.cache.state.reference_counters() == reference.counters
+    assert one.cache.state.slot_of.tolist() == [-1 if s == 0xFFFFFFFF else s for s in reference.slot_of]
     assert one.cache.take_failure() is None
 
 
@@ -168,7 +168,7 @@ def test_routes_of_a_trace(stack) -> None:
 
 def test_a_killed_worker_is_replaced_and_no_sum_is_wrong(stack) -> None:
     one = stack(specs(), 40)
-    one.cache.set_split(HALF)
+    one.cache.state.set_split(HALF)
     graph, inputs, outputs = _capture(one, 2)
     stop = threading.Event()
 

@@ -142,7 +142,7 @@ class GpuExperts:
             split = policy.cpu_only(most)
         elif mode == "hybrid" and self._times is not None and not self._correction.hopeless:
             split = policy.balanced(most, self._correction.apply(self._times), intermediate)
-        self.cache.set_split(split)
+        self.cache.state.set_split(split)
         self._mode = mode
 
     def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class GpuExperts:
             self._correcting = True
         if "split" in wanted:
             self._correcting = False  # it stays until a mode is chosen again
-            self.cache.set_split(self._read_split(wanted["split"]))
+            self.cache.state.set_split(self._read_split(wanted["split"]))
         if "stamps" in wanted:
             self.cache.switch_stamps(bool(wanted["stamps"]))
         if wanted.get("reset") and self._mode != "resident":
@@ -170,7 +170,7 @@ class GpuExperts:
         state: dict[str, Any] = {
             "moe_mode": self._mode,
             "slots": self.cache.slots.slots,
-            **self.cache.counters(),
+            **self.cache.state.counters(),
         }
         state["cpu_time_scale"] = self._correction.scale
         return state | {"split": self._describe_split(), "stamps": self.cache.stamps()}
@@ -194,7 +194,7 @@ class GpuExperts:
 
     def _describe_split(self) -> list[list[int]]:
         """[fills, features] for 0 to k misses."""
-        words = self.cache.split_words[: self.cache.topk + 1].tolist()
+        words = self.cache.state.split_words[: self.cache.topk + 1].tolist()
         return [[word & 0xFFFF, word >> 16] for word in words]
 
     def _branch_times(self, threads: int, recalibrate: bool) -> policy.BranchTimes:
@@ -203,7 +203,7 @@ class GpuExperts:
         times = None if recalibrate else store.load(key)
         if times is None:
             times = measure.measure(self.cache, self.worker)
-            self.cache.set_sequence(self.worker.ring.sequence)
+            self.cache.state.set_sequence(self.worker.ring.sequence)
             store.save(key, times)
         logger.info(
             "An expert takes %.0f us over the link (%.1f GB/s) and %.0f us on the CPU (%.1f GB/s), both busy",
@@ -219,7 +219,7 @@ class GpuExperts:
         now = time.monotonic()
         if now - self._corrected_at < _CORRECTION_PERIOD_S:
             return
-        counters = self.cache.copied_counters()
+        counters = self.cache.state.copied_counters()
         jobs, wait_ns = (counters[name] - self._corrected_from[name] for name in ("jobs", "wait_ns"))
         self._corrected_at, self._corrected_from = now, counters
         was_hopeless = self._correction.hopeless
@@ -243,7 +243,7 @@ class GpuExperts:
     def after_forward(self, tokens: int) -> None:
         """Called when the pass was launched; writes down its routes if they are recorded."""
         self.passes += 1
-        self.cache.copy_counters()
+        self.cache.state.copy_counters()
         if self._recorder is not None and tokens <= self.cache.max_rows:
             self._recorder.append(self.cache.recorded(tokens))
 
@@ -276,12 +276,12 @@ class GpuExperts:
         torch.cuda.current_stream().synchronize()
         self.worker.ring.resume_from_doorbells()
         out = self.worker.run(index, x.cpu(), topk.topk_ids.cpu(), topk.topk_weights.cpu())
-        self.cache.set_sequence(self.worker.ring.sequence)
+        self.cache.state.set_sequence(self.worker.ring.sequence)
         return out.to(x.device)
 
     def last_counters(self) -> dict[str, int]:
         """Counters as of the last finished pass or shortly before; from any thread, asks nothing of the GPU."""
-        return self.cache.copied_counters()
+        return self.cache.state.copied_counters()
 
     def take_failure(self) -> WorkerError | None:
         """The failure of a finished forward pass since the last call."""

@@ -7,7 +7,6 @@ the worker, then one join. sgl-ft-kernel's api.h describes the kernels, experts/
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import byref
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,8 @@ import torch
 
 from sglang_ft import kernels
 from sglang_ft.errors import WorkerError
+from sglang_ft.experts.cache_state import CacheState
 from sglang_ft.experts.slots import REGISTER_CHUNK, RegisteredMemory, SlotPool
-from sglang_ft.experts.step import Counters, Split
 from sglang_ft.kernels import abi, check
 from sglang_ft.worker.protocol import DType, LayerFlag, Status
 
@@ -50,8 +49,8 @@ class ExpertCache:
         self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
         self.slots.resize(slots)
         self.resident = False
-        self._allocate(sum(spec.num_experts for spec in specs), max(slots, most_slots, 1))
-        self.set_split([Split(m) for m in range(abi.MAX_EXPERTS + 1)])
+        self.state = CacheState(sum(spec.num_experts for spec in specs), max(slots, most_slots), self.device)
+        self._allocate()
         self.layers = [self._describe(i, banks) for i, banks in enumerate(pool.plan.layers)]
         self._fill_stream = torch.cuda.Stream(self.device)
         self._planned, self._filled, self._tail_done = (torch.cuda.Event() for _ in range(3))
@@ -59,27 +58,16 @@ class ExpertCache:
         """Whether a fill may be cut; steps enqueued while it is False have no tail."""
         self.reset()
 
-    def _allocate(self, experts: int, slots: int) -> None:
-        def words(count: int) -> torch.Tensor:
-            return torch.zeros(count, dtype=torch.int32, device=self.device)
-
+    def _allocate(self) -> None:
+        """What a step needs beside the state."""
         pairs = self.max_rows * self.topk
         intermediate = max(layer.spec.intermediate for layer in self.pool.plan.layers)
         hidden = max(layer.spec.hidden for layer in self.pool.plan.layers)
-        self.slot_of, self.seen = words(experts), words(experts)
-        self.expert_of, self.used = words(slots), words(slots)
-        self._control = torch.zeros(ctypes.sizeof(abi.Control), dtype=torch.uint8, device=self.device)
-        self._counters = torch.zeros(len(abi.COUNTERS), dtype=torch.int64, device=self.device)
-        self._counters_on_host = torch.zeros_like(self._counters, device="cpu").pin_memory()
-        self._split = words(abi.MAX_EXPERTS + 1)
-        self.failure = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._work = [
             torch.zeros(ctypes.sizeof(abi.Work), dtype=torch.uint8, device=self.device) for _ in range(2)
         ]
         self._h = torch.zeros(pairs, intermediate, dtype=torch.float32, device=self.device)
         self._partial = torch.zeros(pairs, hidden, dtype=torch.float32, device=self.device)
-        arrays = (self.slot_of, self.seen, self.expert_of, self.used, self._control, self._counters)
-        self._cache = abi.Cache(*(t.data_ptr() for t in (*arrays, self._split, self.failure)))
         self._trace: torch.Tensor | None = None
         self._recorded: torch.Tensor | None = None
         self._stamps: torch.Tensor | None = None
@@ -112,30 +100,17 @@ class ExpertCache:
 
     def reset(self) -> None:
         """Empties the slots and zeroes the counters. The sequence of jobs goes on."""
-        self.slot_of.fill_(-1)
-        self.expert_of.fill_(-1)
-        for t in (self.seen, self.used, self._counters):
-            t.zero_()
-        self.failure.zero_()
-        self._write_control(self.slots.slots, self.slots.slots)
+        self.state.reset(self.slots.slots)
 
     def make_resident(self) -> None:
         """Copies every expert into the slot of its id, for good. Needs a slot for each expert."""
-        assert self.slots.slots >= len(self.slot_of)
+        assert self.slots.slots >= len(self.state.slot_of)
         for index, banks in enumerate(self.pool.plan.layers):
             for role, host in self.pool.banks(index).items():
                 to = self.slots.view(role, banks.first_expert_id, banks.spec.num_experts)
                 copy_registered(to, host, banks.roles[role].offset)
-        self.slot_of.copy_(torch.arange(len(self.slot_of)))
-        self.expert_of[: len(self.slot_of)].copy_(torch.arange(len(self.slot_of)))
-        self._write_control(self.slots.slots, 0)
+        self.state.make_identity(self.slots.slots)
         self.resident = True
-
-    def set_split(self, split: Sequence[Split]) -> None:
-        """What is done with m misses; the last entry stands for more. Takes effect with the next step."""
-        table = [split[min(m, len(split) - 1)] for m in range(abi.MAX_EXPERTS + 1)]
-        self.split_words = torch.tensor([s.fills | s.features << 16 for s in table], dtype=torch.int32)
-        self._split.copy_(self.split_words.pin_memory(), non_blocking=True)
 
     def set_trace(self, routes: torch.Tensor | None) -> None:
         """Takes routes from `routes` [steps, layers, rows, k], cycled, instead of the router's; None: not any more.
@@ -168,35 +143,12 @@ class ExpertCache:
         routes = self._recorded[:, :rows].transpose(0, 1)
         return torch.where((routes >= 0) & (routes < self.spec.num_experts), routes, -1).cpu()
 
-    def set_sequence(self, sequence: int) -> None:
-        """Goes on after job `sequence`, which the host rang; no step may be in flight."""
-        offset = abi.Control.sequence.offset
-        value = torch.tensor([sequence], dtype=torch.int64)
-        self._control[offset : offset + 8].copy_(value.view(torch.uint8))
-
-    def counters(self) -> dict[str, int]:
-        """Sums since the last reset, by name; waits for the device."""
-        return dict(zip(abi.COUNTERS, self._counters.tolist(), strict=True))
-
-    def copy_counters(self) -> None:
-        """Enqueues a copy of the counters for `copied_counters`."""
-        self._counters_on_host.copy_(self._counters, non_blocking=True)
-
-    def copied_counters(self) -> dict[str, int]:
-        """The counters as last copied; from any thread, asks nothing of the device."""
-        return dict(zip(abi.COUNTERS, self._counters_on_host.tolist(), strict=True))
-
-    def reference_counters(self) -> Counters:
-        """Those of the counters that experts/step.py has too."""
-        counters = self.counters()
-        return Counters(**{name: counters[name] for name in vars(Counters())})
-
     def take_failure(self) -> WorkerError | None:
         """The failure of a job since the last call. Wait for the device first."""
-        status = int(self.failure.item())
+        status = int(self.state.failure.item())
         if not status:
             return None
-        self.failure.zero_()
+        self.state.failure.zero_()
         if status == abi.FAILED_NO_WORKER:
             return WorkerError("a step needed the cpu_worker, which does not run in this mode")
         if status == abi.FAILED_ABORTED:
@@ -204,11 +156,6 @@ class ExpertCache:
         if status in Status._value2member_map_:
             return WorkerError(f"the cpu_worker refused a job: {Status(status).name}")
         return WorkerError("the cpu_worker process died or hung twice in the same step; this request is lost")
-
-    def _write_control(self, live: int, free: int) -> None:
-        control = abi.Control.from_buffer_copy(bytes(self._control.cpu().numpy()))
-        control.live_slots, control.free_slots, control.step, control.replay = live, free, 0, 0
-        self._control.copy_(torch.frombuffer(bytearray(control), dtype=torch.uint8))
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -239,14 +186,14 @@ class ExpertCache:
         else:
             early = self._cached(index, layer, step, main)
         self._launch(
-            self._lib.ft_combine, byref(self._cache), byref(layer), byref(step), early, main.cuda_stream
+            self._lib.ft_combine, byref(self.state.struct), byref(layer), byref(step), early, main.cuda_stream
         )
         return out
 
     def _cached(self, index: int, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> bool:
         """Everything up to the sum. Returns whether the last launch was ft_down on `main`."""
         side = self._fill_stream
-        self._launch(self._lib.ft_plan, byref(self._cache), byref(layer), byref(step), main.cuda_stream)
+        self._launch(self._lib.ft_plan, byref(self.state.struct), byref(layer), byref(step), main.cuda_stream)
         if self.slots.slots == 0 or layer.uncached:
             return False
         self._planned.record(main)

@@ -41,11 +41,20 @@ class Counters(ctypes.Structure):
 
 
 QUEUE = 1024
-_CACHE = ("slot_of", "seen", "expert_of", "used", "queue", "control", "counters", "split", "failure")
 
 
 class Cache(ctypes.Structure):
-    _fields_ = [(name, c_void_p) for name in _CACHE]
+    _fields_ = [
+        ("slot_of", c_void_p),
+        ("seen", c_void_p),
+        ("expert_of", c_void_p),
+        ("used", c_void_p),
+        ("queue", c_void_p),
+        ("control", c_void_p),
+        ("counters", c_void_p),
+        ("split", c_void_p),
+        ("failure", c_void_p),
+    ]
 
 
 class RoleMemory(ctypes.Structure):

@@ -1,0 +1,103 @@
+"""State of the expert cache in device memory, as the kernels read and write it. On the host for tests of the plan."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from sglang_ft.experts.step import Counters, Split
+from sglang_ft.kernels import abi
+
+
+class CacheState:
+    """Which expert lies in which slot, when it was used last, and sums over steps; see ft_cache in api.h."""
+
+    def __init__(self, experts: int, slots: int, device: torch.device | str) -> None:
+        """Empty, for so many experts of all layers and slots at most; `set_live` says how many slots there are."""
+        self.device = torch.device(device)
+        slots = max(slots, 1)
+        self.slot_of, self.seen = self._words(experts), self._words(experts)
+        self.expert_of, self.used = self._words(slots), self._words(slots)
+        self._queue = self._words(2 * abi.QUEUE)
+        self._control = torch.zeros(ctypes.sizeof(abi.Control), dtype=torch.uint8, device=self.device)
+        self._counters = torch.zeros(len(abi.COUNTERS), dtype=torch.int64, device=self.device)
+        self._split = self._words(abi.MAX_EXPERTS + 1)
+        self.failure = self._on_host(torch.zeros(1, dtype=torch.int32))
+        self._counters_on_host = self._on_host(torch.zeros(len(abi.COUNTERS), dtype=torch.int64))
+        self.struct = abi.Cache(
+            slot_of=self.slot_of.data_ptr(),
+            seen=self.seen.data_ptr(),
+            expert_of=self.expert_of.data_ptr(),
+            used=self.used.data_ptr(),
+            queue=self._queue.data_ptr(),
+            control=self._control.data_ptr(),
+            counters=self._counters.data_ptr(),
+            split=self._split.data_ptr(),
+            failure=self.failure.data_ptr(),
+        )
+        self.set_split([Split(m) for m in range(abi.MAX_EXPERTS + 1)])
+        self.reset(0)
+
+    def _words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self.device)
+
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In memory that the device reaches too."""
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def reset(self, live: int) -> None:
+        """Empties `live` slots and zeroes the counters. The sequence of jobs goes on."""
+        self.slot_of.fill_(-1)
+        self.expert_of.fill_(-1)
+        for t in (self.seen, self.used, self._counters):
+            t.zero_()
+        self.failure.zero_()
+        self._write_control(live, free=live)
+
+    def make_identity(self, live: int) -> None:
+        """Every expert lies in the slot of its id."""
+        ids = torch.arange(len(self.slot_of), dtype=torch.int32)
+        self.slot_of.copy_(ids)
+        self.expert_of[: len(ids)].copy_(ids)
+        self._write_control(live, free=0)
+
+    def control(self) -> abi.Control:
+        """A copy of the control words; waits for the device."""
+        return abi.Control.from_buffer_copy(bytes(self._control.cpu().numpy()))
+
+    def _write_control(self, live: int, free: int) -> None:
+        """Sets the number of slots; everything but the sequence of jobs starts anew."""
+        control = abi.Control(live_slots=live, free_slots=free, sequence=self.control().sequence)
+        self._control.copy_(torch.frombuffer(bytearray(control), dtype=torch.uint8))
+
+    def set_sequence(self, sequence: int) -> None:
+        """Goes on after job `sequence`, which the host rang; no step may be in flight."""
+        offset = abi.Control.sequence.offset
+        value = torch.tensor([sequence], dtype=torch.int64)
+        self._control[offset : offset + 8].copy_(value.view(torch.uint8))
+
+    def set_split(self, split: Sequence[Split]) -> None:
+        """What is done with m misses; the last entry stands for more. Takes effect with the next step."""
+        table = [split[min(m, len(split) - 1)] for m in range(abi.MAX_EXPERTS + 1)]
+        words = torch.tensor([s.fills | s.features << 16 for s in table], dtype=torch.int32)
+        self.split_words = self._on_host(words)
+        self._split.copy_(self.split_words, non_blocking=True)
+
+    def counters(self) -> dict[str, int]:
+        """Sums since the last reset, by name; waits for the device."""
+        return dict(zip(abi.COUNTERS, self._counters.tolist(), strict=True))
+
+    def reference_counters(self) -> Counters:
+        """Those of the counters that experts/step.py has too."""
+        counters = self.counters()
+        return Counters(**{name: counters[name] for name in vars(Counters())})
+
+    def copy_counters(self) -> None:
+        """Enqueues a copy of the counters for `copied_counters`."""
+        self._counters_on_host.copy_(self._counters, non_blocking=True)
+
+    def copied_counters(self) -> dict[str, int]:
+        """The counters as last copied; from any thread, asks nothing of the device."""
+        return dict(zip(abi.COUNTERS, self._counters_on_host.tolist(), strict=True))
