@@ -9,7 +9,7 @@ benchmark/results/decode_kernels.json.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from gpu_stack import GpuStack  # noqa: E402
 
 from sglang_ft.experts import policy  # noqa: E402
-from sglang_ft.experts.decode import FILL_BLOCKS  # noqa: E402
+from sglang_ft.experts.decode import FILL_BLOCKS, ExpertCache  # noqa: E402
 from sglang_ft.experts.formats import LayerSpec, find_format  # noqa: E402
 from sglang_ft.kernels import check  # noqa: E402
 
@@ -31,8 +31,10 @@ STEPS = 40  # layer steps of one graph, as in the model
 REPLAYS = 30
 
 
-def graph_us(enqueue: Callable[[int], object], wake: Callable[[], None] = lambda: None) -> float:
-    """Median microseconds of one of STEPS calls in a graph."""
+def graph_us(
+    enqueue: Callable[[int], object], wake: Callable[[], None] = lambda: None, warm_up: int = 3
+) -> float:
+    """Median microseconds of one of STEPS calls in a graph, after `warm_up` replays."""
     enqueue(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -41,7 +43,7 @@ def graph_us(enqueue: Callable[[int], object], wake: Callable[[], None] = lambda
         for i in range(STEPS):
             enqueue(i)
     times = []
-    for _ in range(REPLAYS):
+    for _ in range(warm_up + REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         wake()
         begin.record()
@@ -49,14 +51,14 @@ def graph_us(enqueue: Callable[[int], object], wake: Callable[[], None] = lambda
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / STEPS)
-    return sorted(times[3:])[len(times[3:]) // 2]
+    return sorted(times[warm_up:])[REPLAYS // 2]
 
 
-def memcpy_rate(stack: GpuStack) -> float:
+def memcpy_rate(stack: GpuStack, nbytes: int) -> float:
     """Bytes a second of cudaMemcpyAsync from the registered pool."""
-    source = stack.pool.file.bytes[: 1 << 30]
-    target = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    return _rate(lambda: target.copy_(source, non_blocking=True), 1 << 30)
+    source = stack.pool.file.bytes[:nbytes]
+    target = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    return _rate(lambda: target.copy_(source, non_blocking=True), nbytes)
 
 
 def kernel_rate(stack: GpuStack, nbytes: int, blocks: int) -> float:
@@ -76,15 +78,17 @@ def _rate(copy: Callable[[], object], nbytes: int) -> float:
     rates = []
     for _ in range(12):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        copy()  # meanwhile the host gets ahead, so that its launches take no part
         begin.record()
-        copy()
+        for _ in range(4):
+            copy()
         end.record()
         torch.cuda.synchronize()
-        rates.append(nbytes / (begin.elapsed_time(end) * 1e-3))
+        rates.append(4 * nbytes / (begin.elapsed_time(end) * 1e-3))
     return sorted(rates)[len(rates) // 2]
 
 
-def layer_times(stack: GpuStack, layers: int) -> dict[str, float]:
+def layer_times(stack: GpuStack, layers: int, with_stock: bool) -> dict[str, float]:
     """Of a layer whose experts are all in slots: with the plan, and resident without it, for several batch sizes."""
     cache, metrics = stack.cache, {}
     for rows in (1, 2, 4, 8, 16, 32):
@@ -93,10 +97,24 @@ def layer_times(stack: GpuStack, layers: int) -> dict[str, float]:
         metrics[f"hit_layer_us_{rows}"] = graph_us(lambda i, t=inputs: cache.step(i % layers, *t[i]))
         cache.resident = True
         metrics[f"resident_layer_us_{rows}"] = graph_us(lambda i, t=inputs: cache.step(i % layers, *t[i]))
-        with contextlib.suppress(ImportError):
+        if with_stock:
             metrics[f"stock_layer_us_{rows}"] = stock_us(stack, inputs, layers)
     cache.resident = False
+    if with_stock:
+        metrics["hit_layer_over_stock"] = metrics["hit_layer_us_1"] / metrics["stock_layer_us_1"]
+        metrics["resident_layer_over_stock"] = metrics["resident_layer_us_1"] / metrics["stock_layer_us_1"]
     return metrics
+
+
+def prepare_stock() -> bool:
+    """Makes SGLang's own MoE kernels callable without a server; False where sglang is not installed."""
+    try:
+        from sglang.srt.runtime_context import publish
+        from sglang.srt.server_args import ServerArgs
+    except ImportError:
+        return False
+    publish(ServerArgs(model_path=str(REPOSITORY / "demo" / "model")), role="test")
+    return True
 
 
 def stock_us(stack: GpuStack, inputs: list, layers: int) -> float:
@@ -159,27 +177,70 @@ def handoff(spec: LayerSpec, threads: int) -> dict[str, float]:
         stack.close()
 
 
+def transports(stack: GpuStack) -> dict[str, float]:
+    """Microseconds of a round trip of an empty job through each transport of doorbells, 40 in one graph."""
+    ring, lib = stack.ring, stack.cache._lib
+    x = torch.zeros(1, stack.specs[0].hidden, dtype=torch.bfloat16)
+    for _ in range(ring.size.blocks):  # leaves a job without a route in every block
+        stack.worker.run(0, x, torch.full((1, stack.topk), -1), torch.zeros(1, stack.topk))
+    names = {0: "kernels", 1: "memory_operations", 2: "host_functions"}
+    metrics = {}
+    for transport, name in names.items():
+        times = []
+        for _ in range(7):
+            ring.resume_from_doorbells()
+            view, first = stack.cache._ring_view(), ring.sequence + 1
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                stream = torch.cuda.current_stream().cuda_stream
+                check(lib.ft_handoff_probe(view, first, STEPS, transport, stream), name)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            stack.worker.wake()
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / STEPS)
+        metrics[f"transport_{name}_us"] = sorted(times)[len(times) // 2]
+    ring.resume_from_doorbells()
+    stack.cache.state.set_sequence(ring.sequence)
+    return metrics
+
+
 def fill_times(stack: GpuStack, layers: int) -> dict[str, float]:
-    """Layers with 1, 2 and 4 misses of 8, filled, run by the worker or split."""
+    """Layers with 1, 2 and 4 misses of 8, all filled or all run by the worker. Routes come from a trace."""
     metrics: dict[str, float] = {}
     cache, experts = stack.cache, stack.specs[0].num_experts
-    splits = {"fill": policy.fills_only(1024), "cpu": policy.cpu_only(1024)}
+    inputs = [stack.inputs(1, i % layers) for i in range(STEPS)]
+    # Filling: as many slots as make the search for a victim real, yet what moves is evicted before it comes back.
+    # The worker: so few that what moves never finds a free one.
+    ways = {
+        "fill": (policy.fills_only(1024), layers * experts * 7 // 8),
+        "cpu": (policy.cpu_only(1024), layers * 8),
+    }
     for misses in (1, 2, 4):
-        for name, split in splits.items():
+        fixed = torch.arange(8 - misses).expand(experts, 8 - misses)
+        moving = 8 + (torch.arange(experts)[:, None] * misses + torch.arange(misses)) % (experts - 8)
+        steps = torch.cat([fixed, moving], 1)[:, None, None].expand(-1, layers, 1, 8)
+        cache.set_trace(steps)
+        for name, (split, slots) in ways.items():
+            cache.slots.resize(slots)
             cache.reset()
             cache.state.set_split(split)
-            # Each step asks for experts that it has not asked for lately, beside ones that stay.
-            inputs = []
-            for i in range(STEPS):
-                x, _, weights = stack.inputs(1, i % layers)
-                fixed = list(range(8 - misses))
-                moving = [8 + (i // layers * misses + j) % (experts - 8) for j in range(misses)]
-                inputs.append((x, torch.tensor([fixed + moving], dtype=torch.int32).cuda(), weights))
-            time_us = graph_us(lambda i, t=inputs: cache.step(i % layers, *t[i]), stack.worker.wake)
-            counters = cache.state.counters()
-            metrics[f"{name}_{misses}_us"] = time_us
-            metrics[f"{name}_{misses}_misses"] = counters["misses"] / counters["steps"]
+            step = functools.partial(_traced_step, cache, inputs, layers)
+            metrics[f"{name}_{misses}_us"] = graph_us(
+                step, stack.worker.wake, warm_up=2 * experts * layers // STEPS
+            )
+            before = cache.state.counters()
+            graph_us(step, stack.worker.wake)
+            done = {key: value - before[key] for key, value in cache.state.counters().items()}
+            metrics[f"{name}_{misses}_misses"] = done["misses"] / done["steps"]
+    cache.set_trace(None)
     return metrics
+
+
+def _traced_step(cache: ExpertCache, inputs: list, layers: int, number: int) -> torch.Tensor:
+    return cache.step(number % layers, *inputs[number])
 
 
 def main() -> None:
@@ -195,17 +256,16 @@ def main() -> None:
     stack = GpuStack([spec] * args.layers, args.layers * args.experts, topk=8, threads=args.threads)
     try:
         stack.cache.make_resident()
-        metrics |= layer_times(stack, args.layers) | parts(stack, args.layers)
-        rate = memcpy_rate(stack)
-        metrics["memcpy_gb_s"] = rate / 1e9
-        for blocks in (16, 32, 64, 128):
-            for count in (1, 2, 8):
-                metrics[f"link_share_{count}_experts_{blocks}_blocks"] = (
-                    kernel_rate(stack, count * spec.expert_bytes, blocks) / rate
-                )
+        metrics |= layer_times(stack, args.layers, prepare_stock()) | parts(stack, args.layers)
+        metrics["memcpy_gb_s"] = memcpy_rate(stack, 1 << 30) / 1e9
+        for count in (1, 2, 8):
+            nbytes = count * spec.expert_bytes
+            share = kernel_rate(stack, nbytes, FILL_BLOCKS) / memcpy_rate(stack, nbytes)
+            metrics[f"link_share_{count}_experts"] = share
+        metrics["link_share"] = metrics["link_share_8_experts"]
         metrics["worker_read_gb_s"] = stack.worker.measure_read(0, 2 << 30) / 1e9
-        # Few enough slots that what moves is always evicted before it comes back.
-        stack.cache.slots.resize(args.layers * 9)
+        metrics |= transports(stack)
+        # As many slots as in a model, but what moves is always evicted before it comes back.
         stack.cache.resident = False
         metrics |= fill_times(stack, args.layers)
     finally:
