@@ -13,8 +13,8 @@ VENV := $(shell scripts/setup.sh path)
 export PATH := $(CURDIR)/build/site/bin:$(VENV)/bin:$(PATH)
 export PYTHONPATH := $(CURDIR)/build/site
 export SGLANG_FT_KERNEL_DIR := $(CURDIR)/build/sgl-ft-kernel
-# Where there are a GPU and nvcc, what is started has the CUDA kernels.
-KERNEL = $(if $(wildcard /dev/nvidia0 /dev/dxg),$(if $(shell command -v nvcc),kernel))
+# Where there is a GPU, what is started has the CUDA kernels.
+KERNEL = $(if $(wildcard /dev/nvidia0 /dev/dxg),kernel)
 CPP = $(shell find cpu_worker sgl-ft-kernel/csrc sgl-ft-kernel/include -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PYTEST = HF_HUB_OFFLINE=1 pytest
 
@@ -56,7 +56,7 @@ types: site ## mypy
 	mypy
 
 .PHONY: ctest
-ctest: site ## tests of the C++ worker and of the cache's plan; compiles the CUDA kernels where nvcc is
+ctest: site ## tests of the C++ worker and of the cache's plan; compiles the CUDA kernels
 	$(call build,cpu_worker)
 	$(call build,sgl-ft-kernel)
 	ctest --test-dir build/cpu_worker --output-on-failure
@@ -81,7 +81,7 @@ gpu: site kernel ## tests that need CUDA
 # -- develop
 
 .PHONY: kernel
-kernel: venv ## the CUDA kernels, about a minute; needs nvcc
+kernel: venv ## the CUDA kernels, about a minute
 	$(call build,sgl-ft-kernel,-DFT_REQUIRE_CUDA=ON)
 
 .PHONY: format

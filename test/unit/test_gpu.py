@@ -52,7 +52,7 @@ def test_gpus_are_described_and_missing_kernels_named(run):
     gpus, cuda, missing = run(FOUND, count=2).split("|")
     assert gpus == "(Gpu(name='Model 0', capability=(8, 6)), Gpu(name='Model 1', capability=(8, 6)))"
     assert cuda == "(12, 4)"
-    assert missing.startswith("the CUDA kernels are not installed: build them with nvcc 12.8 or newer: pip ")
+    assert missing.startswith("the CUDA kernels are not installed: pip install ./sgl-ft-kernel ")
 
 
 def test_nothing_is_missing_with_kernels(run):
@@ -73,7 +73,7 @@ def test_a_gpu_that_the_kernels_are_not_compiled_for(run):
 
 def test_doctor_says_what_is_missing_and_what_still_works(run):
     text = run(DOCTOR, "auto")
-    assert text.startswith("PROBLEM Model 0: the CUDA kernels are not installed: build them with nvcc")
+    assert text.startswith("PROBLEM Model 0: the CUDA kernels are not installed: pip install ./sgl-ft-kernel")
     assert text.endswith("Until then everything is served on the CPU")
 
 

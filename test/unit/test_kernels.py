@@ -37,7 +37,9 @@ def compile_library(path, sizes):
 
 def test_missing_kernels_are_named_with_folder_and_cure(folder):
     assert not kernels.is_built()
-    with pytest.raises(KernelError, match=rf"libsgl_ft_kernel\.so is not in {folder}; build them with nvcc"):
+    with pytest.raises(
+        KernelError, match=rf"libsgl_ft_kernel\.so is not in {folder}; pip install ./sgl-ft-kernel"
+    ):
         kernels.library()
     with pytest.raises(KernelError, match=rf"{HOST} is not in {folder}; build it: cmake"):
         kernels.host_library()

@@ -16,7 +16,7 @@ from pathlib import Path
 from sglang_ft.errors import FtError
 from sglang_ft.kernels import abi
 
-CURE = "build them with nvcc 12.8 or newer: pip install ./sgl-ft-kernel in a clone of sglang_ft"
+CURE = "pip install ./sgl-ft-kernel in a clone of sglang_ft builds them"
 _LIBRARY = "libsgl_ft_kernel.so"
 _HOST_LIBRARY = "libsgl_ft_plan_host.so"
 
