@@ -260,6 +260,10 @@ class GpuExperts:
                 role: self.cache.slots.view(role, first, spec.num_experts) for role in spec.format.roles(spec)
             }
             return self._stock(layer, stock, dispatch_output, views)
+        if torch.cuda.is_current_stream_capturing():
+            raise FtError(
+                f"--cuda-graph-max-bs: graphs hold the experts of at most {self.cache.max_rows} rows, not {x.shape[0]}"
+            )
         if self.stream is None or self.cache.layers[index].uncached:
             return self._in_worker(index, x, topk)
         out = self._stock(layer, stock, dispatch_output, self.stream.acquire(index))
@@ -320,12 +324,12 @@ def hooks(executor: Callable[[], GpuExperts | None]) -> list[Hook]:
     def before_forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
         experts = executor()
         if experts is not None and not runner.is_draft_worker:
-            experts.before_forward(forward_batch.input_ids.shape[0])
+            experts.before_forward(forward_batch.positions.shape[-1])
 
     def after_forward(result: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
         experts = executor()
         if experts is not None and not runner.is_draft_worker:
-            experts.after_forward(forward_batch.input_ids.shape[0])
+            experts.after_forward(forward_batch.positions.shape[-1])
 
     def captured(result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
         experts = executor()

@@ -38,6 +38,8 @@ _MOE_ON_GPU = (
     "triton",
     "--disable-shared-experts-fusion",
     "--disable-prefill-cuda-graph",
+    "--cuda-graph-max-bs-decode",  # a user may raise it to ExpertCache.max_rows
+    "32",
 )
 _PARALLEL = ("tp_size", "pp_size", "dp_size", "ep_size")
 
@@ -61,6 +63,7 @@ def launch(argv: Sequence[str]) -> None:
         early, summary = checked or _check(config, on_gpu, server_args)
         if on_gpu and summary.is_moe:
             _check_parallelism(server_args)
+            _check_speculation(server_args)
         _serve(config, server_args, early)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -89,6 +92,14 @@ def _check_parallelism(args: Any) -> None:
             raise FtError(
                 f"--{name.replace('_', '-')} {getattr(args, name)}: MoE models run on one GPU; leave the flag out"
             )
+
+
+def _check_speculation(args: Any) -> None:
+    if args.speculative_algorithm not in (None, "NGRAM"):
+        raise FtError(
+            f"--speculative-algorithm {args.speculative_algorithm}: a draft model beside the expert cache is not "
+            "supported; NGRAM is, or leave the flag out"
+        )
 
 
 def _known_flags(argv: Sequence[str]) -> argparse.Namespace:
