@@ -218,3 +218,42 @@ def test_slots_grow_and_shrink_between_replays(stack) -> None:
     one.cache.reset()
     for rows in (1, 4):
         assert one.error(1, rows) < TOLERANCE["bf16"]
+
+
+def test_the_link_reaches_all_of_the_pool(stack) -> None:
+    one = stack(specs(), 40)
+    assert one.cache.memory.complete and not one.cache.memory.failure
+    assert one.cache.uncached_layers == 0
+
+
+def test_layers_that_are_not_pinned_run_in_the_worker(stack) -> None:
+    one = stack(specs(), 40)
+    one.cache.layers[2].uncached = True
+    for rows in (1, 7):
+        assert max(one.error(layer, rows) for layer in range(3)) < TOLERANCE["bf16"]
+    counters = one.cache.state.counters()
+    assert counters["job_experts"] > 0 and counters["fills"] > 0
+
+
+def test_recorded_routes_are_those_that_ran(stack) -> None:
+    one = stack(specs(), 40)
+    one.cache.record()
+    wanted = []
+    for layer in range(3):
+        x, routes, weights = one.inputs(5, layer)
+        one.cache.step(layer, x, routes, weights)
+        wanted.append(routes.cpu())
+    assert torch.equal(one.cache.recorded(5), torch.stack(wanted, 1))
+
+
+def test_stamps_are_in_order(stack) -> None:
+    one = stack(specs(), 40)
+    one.cache.set_trace(None)
+    one.cache.take_stamps()
+    one.cache.switch_stamps(True)
+    one.cache.state.set_split(HALF)
+    for layer in range(3):
+        one.cache.step(layer, *one.inputs(2, layer))
+    for s in one.cache.stamps() or []:
+        assert s[0] <= s[1] <= s[2] <= s[7] <= s[8] <= s[10] <= s[13]
+        assert s[2] <= s[3] <= s[4] <= s[9]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sglang_ft import kernels
-from sglang_ft.errors import WorkerError
+from sglang_ft.errors import MemoryBudgetError, WorkerError
 from sglang_ft.experts.cache_state import CacheState
 from sglang_ft.experts.slots import REGISTER_CHUNK, RegisteredMemory, SlotPool
 from sglang_ft.kernels import abi, check
@@ -46,6 +46,11 @@ class ExpertCache:
         self.max_rows = min(MAX_ROWS, abi.MAX_PAIRS // topk, ring.size.rows)
         self.memory = RegisteredMemory(pool.file)
         self._ring_memory = RegisteredMemory(ring.file)
+        if not self._ring_memory.complete:
+            raise MemoryBudgetError(
+                f"the {ring.file.size >> 20} MiB that the GPU and the cpu_worker share cannot be pinned: "
+                f"{self._ring_memory.failure}; raise the limit of locked memory (ulimit -l)"
+            )
         self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
         self.slots.resize(slots)
         self.resident = False

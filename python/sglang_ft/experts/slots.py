@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sglang_ft.worker.memory import MemoryFile
     from sglang_ft.worker.protocol import Role
 
+_PROBE_BYTES = 4096
 REGISTER_CHUNK = 4 * GIB
 """Registering one large range is ten times slower than registering it in pieces of this size."""
 
@@ -95,9 +96,31 @@ class RegisteredMemory:
         self._lib = kernels.library()
         done = ctypes.c_uint64()
         result = self._lib.ft_host_register(file.address, file.size, REGISTER_CHUNK, ctypes.byref(done))
-        self.nbytes = done.value
+        self._registered = self.nbytes = done.value
         """Bytes from the start that are registered."""
         self.failure = self._lib.ft_error_text(result).decode() if result else ""
+        self._verify()
+
+    def _verify(self) -> None:
+        """Copies a little of every piece: some systems (WSL) register memory whose copies never arrive."""
+        for start in range(0, self.nbytes, REGISTER_CHUNK):
+            end = min(start + REGISTER_CHUNK, self.nbytes)
+            if not all(self._arrives(at) for at in (start, max(start, end - _PROBE_BYTES) // 16 * 16)):
+                self.failure = "copies of pinned memory do not arrive on the GPU"
+                self.nbytes = start
+                return
+
+    def _arrives(self, offset: int) -> bool:
+        """Whether a kernel and a copy bring what lies at `offset`."""
+        source = self.file.bytes[offset : min(offset + _PROBE_BYTES, self.file.size) // 16 * 16]
+        by_kernel, by_copy = (torch.full_like(source, 0xA5, device="cuda") for _ in range(2))
+        stream = torch.cuda.current_stream().cuda_stream
+        address = self.device_address(offset)
+        check(
+            self._lib.ft_copy_from_host(by_kernel.data_ptr(), address, source.numel(), 1, stream), "self-test"
+        )
+        by_copy.copy_(source, non_blocking=True)
+        return torch.equal(by_kernel.cpu(), source) and torch.equal(by_copy.cpu(), source)
 
     @property
     def complete(self) -> bool:
@@ -114,9 +137,9 @@ class RegisteredMemory:
         return (device.value or 0) + offset - chunk
 
     def close(self) -> None:
-        if self.nbytes:
-            self._lib.ft_host_unregister(self.file.address, self.nbytes, REGISTER_CHUNK)
-            self.nbytes = 0
+        if self._registered:
+            self._lib.ft_host_unregister(self.file.address, self._registered, REGISTER_CHUNK)
+            self._registered = self.nbytes = 0
 
 
 @dataclass
