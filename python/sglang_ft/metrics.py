@@ -62,23 +62,23 @@ class CacheMetrics:
         _gauge("cache_slots", "experts that GPU memory has room for", model).set(slots)
         _gauge("experts", "experts of all MoE layers", model).set(experts)
         self._seen = dict.fromkeys([*_CACHE_COUNTERS, "passes"], 0)
-        self._told = dict(self._seen)
+        self._untold = dict.fromkeys(_CACHE_COUNTERS, 0)
 
     def update(self, now: Mapping[str, int], passes: int) -> None:
         """Adds what happened since the last call; counters that were set back start anew."""
         for field, (_, _, scale) in _CACHE_COUNTERS.items():
             before = self._seen[field] if now[field] >= self._seen[field] else 0
             self._counters[field].inc((now[field] - before) * scale)
+            self._untold[field] += now[field] - before
             self._seen[field] = now[field]
         self._passes.inc(passes - self._seen["passes"])
         self._seen["passes"] = passes
 
     def words(self) -> str:
         """What happened since the last call of this, for the log; empty when nothing did."""
-        done = {field: self._seen[field] - self._told[field] for field in self._seen}
-        self._told = dict(self._seen)
+        done, self._untold = self._untold, dict.fromkeys(_CACHE_COUNTERS, 0)
         steps, routed = done["steps"], done["hits"] + done["misses"]
-        if steps <= 0 or routed <= 0:
+        if not steps or not routed:
             return ""
         return (
             f"expert hit rate {done['hits'] / routed:.1%}; a layer step: {done['misses'] / steps:.2f} misses, "

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_ft.experts import policy
-from sglang_ft.experts.policy import BranchTimes, balanced
+from sglang_ft.experts.policy import BranchTimes, Correction, balanced
 from sglang_ft.experts.step import FEATURE_STEP, Split
 
 INTERMEDIATE = 320
@@ -87,3 +87,28 @@ def test_one_side_alone():
     assert policy.fills_only(3) == [Split(0), Split(1), Split(2), Split(3)]
     assert policy.cpu_only(3) == [Split(0)] * 4
     assert policy.fills_only(0) == policy.cpu_only(0) == [Split(0)]
+
+
+def test_a_period_of_few_jobs_or_short_waits_corrects_nothing():
+    correction = Correction()
+    assert not correction.update(10, 1.0)
+    assert not correction.update(1000, 1000 * 8e-6)
+    assert correction.scale == 1
+
+
+def test_long_waits_make_the_cpu_slower_and_none_makes_it_faster():
+    slow, fast = Correction(), Correction()
+    for _ in range(200):
+        assert slow.update(1000, 1000 * 50e-6) and fast.update(1000, 0.0)
+    assert (slow.scale, fast.scale) == (2 * policy.HOPELESS_SCALE, 0.5), "neither runs away"
+    assert slow.hopeless and not fast.hopeless
+    t = BranchTimes(1, 2, 3, 4)
+    assert fast.apply(t) == BranchTimes(1, 2, 1.5, 2.0)
+
+
+def test_a_wrong_calibration_is_given_up_within_a_minute():
+    correction, seconds = Correction(), 0
+    while not correction.hopeless:
+        correction.update(1000, 1000 * 1e-3)
+        seconds += 1
+    assert 10 < seconds < 60
