@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
     const ft_ring_view& ring = step.ring;
     const uint8_t* block = ring.blocks + (sequence - 1) % ring.num_blocks * ring.block_stride;
     if (threadIdx.x == 0)
-      wait_for_job(cache, ring, *reinterpret_cast<const ft_block*>(block), sequence, blockIdx.x == 0);
+      wait_for_job(cache, ring, *reinterpret_cast<const ft_block*>(block), sequence,
+                   blockIdx.x == 0 && row == step.work->first_job_row);
     __syncthreads();
     stamper.begin(FT_STAMP_JOB_DONE);
     if (first < layer.hidden) {

@@ -121,8 +121,9 @@ __global__ void __launch_bounds__(kWarps * 32, kSingle ? kSingleBlocks : 1)
   const ft_run run = run_of_block(layer, step, fills, blockIdx.y);
   const uint32_t feature = blockIdx.x * kWarps + threadIdx.x / 32;
   if (feature >= run.features || !run.rows) return;
-  if constexpr (kSingle) {
-    gate_up_rows<Format, 1, kGated>(layer, step, run, feature, 0, 1);
+  if constexpr (kSingle) {  // one row, but it may be routed to an expert twice
+    for (uint32_t row = 0; row < run.rows; row++)
+      gate_up_rows<Format, 1, kGated>(layer, step, run, feature, row, 1);
   } else if (run.rows == 1) {
     gate_up_rows<Format, 1, kGated>(layer, step, run, feature, 0, 1);
   } else {

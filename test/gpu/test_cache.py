@@ -138,7 +138,7 @@ def test_graphs_take_the_same_decisions(stack, split: str) -> None:
                 )
     assert one.cache.state.reference_counters() == reference.counters
     assert one.cache.state.slot_of.tolist() == [-1 if s == 0xFFFFFFFF else s for s in reference.slot_of]
-    assert one.cache.take_failure() is None
+    assert one.cache.failure_of(one.cache.state.end_pass()) is None
 
 
 def _capture(one: GpuStack, rows: int):
@@ -188,8 +188,9 @@ def test_a_killed_worker_is_replaced_and_no_sum_is_wrong(stack) -> None:
                     place.copy_(value)
             one.worker.wake()
             graph.replay()
+            number = one.cache.state.end_pass()
             torch.cuda.synchronize()
-            if one.cache.take_failure():
+            if one.cache.failure_of(number):
                 continue  # killed twice in one step: told, not hidden
             for layer in range(3):
                 assert relative_error(outputs[layer], one.reference(layer, *fresh[layer])) < TOLERANCE["bf16"]
@@ -203,9 +204,11 @@ def test_a_stopped_worker_ends_the_wait(stack) -> None:
     one = stack(specs(), 0)
     one.worker._process.send_signal(signal.SIGSTOP)
     one.cache.step(0, *one.inputs(1))
+    number = one.cache.state.end_pass()
     threading.Timer(0.3, one.worker.stop).start()
     torch.cuda.synchronize()
-    assert "cpu_worker" in str(one.cache.take_failure())
+    assert "cpu_worker" in str(one.cache.failure_of(number))
+    assert one.cache.failure_of(one.cache.state.end_pass()) is None
 
 
 def test_slots_grow_and_shrink_between_replays(stack) -> None:

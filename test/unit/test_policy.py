@@ -89,11 +89,16 @@ def test_one_side_alone():
     assert policy.fills_only(0) == policy.cpu_only(0) == [Split(0)]
 
 
-def test_a_period_of_few_jobs_or_short_waits_corrects_nothing():
+def test_waits_that_are_as_they_should_be_correct_nothing():
     correction = Correction()
-    assert not correction.update(10, 1.0)
     assert not correction.update(1000, 1000 * 8e-6)
     assert correction.scale == 1
+
+
+def test_periods_of_few_jobs_count_together():
+    correction = Correction()
+    changes = [correction.update(50, 50 * 50e-6) for _ in range(8)]
+    assert changes == [False, False, False, True] * 2 and correction.scale > 1
 
 
 def test_long_waits_make_the_cpu_slower_and_none_makes_it_faster():

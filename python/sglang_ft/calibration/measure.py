@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sglang_ft.experts.decode import ExpertCache
     from sglang_ft.worker.supervisor import Supervisor
 
+LEAST_EXPERTS = 8
+"""So many must lie in pinned memory."""
 _REPEATS = 15
 _IN_A_ROW = 4
 _HANDOFF_S = 6e-6
@@ -59,8 +61,8 @@ class _Link:
         self._cache = cache
         self._stream = torch.cuda.Stream(cache.device)
         self._bytes = cache.spec.expert_bytes // 16 * 16
-        self._target = torch.empty(8 * self._bytes, dtype=torch.uint8, device=cache.device)
-        self._most = cache.memory.nbytes - 8 * self._bytes
+        self._target = torch.empty(LEAST_EXPERTS * self._bytes, dtype=torch.uint8, device=cache.device)
+        self._most = cache.memory.nbytes - LEAST_EXPERTS * self._bytes
 
     def _copy(self, experts: int) -> None:
         at = random.randrange(max(1, self._most // self._bytes)) * self._bytes

@@ -40,7 +40,7 @@ def scheduler_hooks(config: FtConfig) -> list[Hook]:
 
     on_gpu = cpu_platform.activate() is None
     serving = experts.ExpertServing(config, on_gpu)
-    found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving.take_failure, on_gpu), *seeds.hooks()]
+    found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving, on_gpu), *seeds.hooks()]
     found += control.scheduler_hooks(serving.change)
     found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")))
     if not on_gpu:

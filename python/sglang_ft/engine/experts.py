@@ -72,7 +72,9 @@ class ExpertServing:
             return
         self.experts.pool.seal()
         layers = [layer.spec for layer in self.experts.plan.layers]
-        rows = self.config.worker_max_rows or min(chunk_rows or _MAX_ROWS, _MAX_ROWS)
+        rows = self.config.worker_max_rows or min(
+            chunk_rows if chunk_rows and chunk_rows > 0 else _MAX_ROWS, _MAX_ROWS
+        )
         size = RingSize(
             self.config.worker_blocks, rows, self.experts.topk, max(spec.hidden for spec in layers)
         )
@@ -155,8 +157,10 @@ class ExpertServing:
             return
         synthetic.fill_pool(self.experts.pool, _DUMMY_SEED)
         for name, _ in self.experts.layers:
-            router = model.get_submodule(name.rpartition(".")[0] + ".gate")
-            synthetic.scale_router(router.weight.data, self.config.dummy_locality, generator)
+            parent = model.get_submodule(name.rpartition(".")[0])
+            router = getattr(parent, "gate", None) or getattr(parent, "router", None)
+            if router is not None:
+                synthetic.scale_router(router.weight.data, self.config.dummy_locality, generator)
 
     def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Applies a change of /ft/experts between two batches; returns the state. Raises FtError."""
@@ -175,6 +179,14 @@ class ExpertServing:
     def take_failure(self) -> WorkerError | None:
         """The failure of the forward pass that just ended, if any."""
         return self.experts.take_failure() if self.experts else None
+
+    def last_pass(self) -> int:
+        """Number of the forward pass that was launched last, on a GPU."""
+        return self.experts.gpu.passes if self.experts and self.experts.gpu else 0
+
+    def failure_of(self, number: int) -> WorkerError | None:
+        """Why a pass failed on the GPU, once it has ended."""
+        return self.experts.gpu.failure_of(number) if self.experts and self.experts.gpu else None
 
 
 def hooks(serving: ExpertServing, refuse: Callable[[FtError], NoReturn]) -> list[Hook]:

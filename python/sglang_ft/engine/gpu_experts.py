@@ -197,9 +197,11 @@ class GpuExperts:
         words = self.cache.state.split_words[: self.cache.topk + 1].tolist()
         return [[word & 0xFFFF, word >> 16] for word in words]
 
-    def _branch_times(self, threads: int, recalibrate: bool) -> policy.BranchTimes:
+    def _branch_times(self, threads: int, recalibrate: bool) -> policy.BranchTimes | None:
         spec, isa = self.cache.spec, Isa(self.worker.ring.header.worker_isa).name.lower()
         key = store.machine_key(threads, isa, spec)
+        if self.cache.memory.nbytes < measure.LEAST_EXPERTS * spec.expert_bytes:
+            return None  # hardly anything is pinned
         times = None if recalibrate else store.load(key)
         if times is None:
             times = measure.measure(self.cache, self.worker)
@@ -219,7 +221,7 @@ class GpuExperts:
         now = time.monotonic()
         if now - self._corrected_at < _CORRECTION_PERIOD_S:
             return
-        counters = self.cache.state.copied_counters()
+        counters = self.cache.state.last_counters()
         jobs, wait_ns = (counters[name] - self._corrected_from[name] for name in ("jobs", "wait_ns"))
         self._corrected_at, self._corrected_from = now, counters
         was_hopeless = self._correction.hopeless
@@ -242,10 +244,13 @@ class GpuExperts:
 
     def after_forward(self, tokens: int) -> None:
         """Called when the pass was launched; writes down its routes if they are recorded."""
-        self.passes += 1
-        self.cache.state.copy_counters()
+        self.passes = self.cache.state.end_pass()
         if self._recorder is not None and tokens <= self.cache.max_rows:
-            self._recorder.append(self.cache.recorded(tokens))
+            try:
+                self._recorder.append(self.cache.recorded(tokens))
+            except TraceError as e:
+                logger.error("No routes are recorded any more: %s", e)
+                self._recorder = None
 
     def run(self, index: int, layer: torch.nn.Module, stock: Any, dispatch_output: Any) -> torch.Tensor:
         """One step of MoE layer `index`: [T, H], the routed experts' sum. `stock`: the layer's first method."""
@@ -279,17 +284,19 @@ class GpuExperts:
         """Many rows without buffers: over the host, while nothing else runs."""
         torch.cuda.current_stream().synchronize()
         self.worker.ring.resume_from_doorbells()
-        out = self.worker.run(index, x.cpu(), topk.topk_ids.cpu(), topk.topk_weights.cpu())
-        self.cache.state.set_sequence(self.worker.ring.sequence)
+        try:
+            out = self.worker.run(index, x.cpu(), topk.topk_ids.cpu(), topk.topk_weights.cpu())
+        finally:  # the host's jobs have taken their numbers, whatever became of them
+            self.cache.state.set_sequence(self.worker.ring.sequence)
         return out.to(x.device)
 
     def last_counters(self) -> dict[str, int]:
         """Counters as of the last finished pass or shortly before; from any thread, asks nothing of the GPU."""
-        return self.cache.state.copied_counters()
+        return self.cache.state.last_counters()
 
-    def take_failure(self) -> WorkerError | None:
-        """The failure of a finished forward pass since the last call."""
-        return self.cache.take_failure()
+    def failure_of(self, number: int) -> WorkerError | None:
+        """Why pass `number` failed, once it has ended; ask for each in order."""
+        return self.cache.failure_of(number)
 
 
 def _steps_of(trace: Trace, cache: ExpertCache) -> torch.Tensor:

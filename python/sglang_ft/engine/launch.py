@@ -63,7 +63,7 @@ def launch(argv: Sequence[str]) -> None:
         early, summary = checked or _check(config, on_gpu, server_args)
         if on_gpu and summary.is_moe:
             _check_parallelism(server_args)
-            _check_speculation(server_args)
+            _check_graphs(server_args)
         _serve(config, server_args, early)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,11 +94,25 @@ def _check_parallelism(args: Any) -> None:
             )
 
 
-def _check_speculation(args: Any) -> None:
+def _check_graphs(args: Any) -> None:
+    """What the steps of the expert cache and their CUDA graphs can hold."""
+    from sglang_ft.experts.decode import MAX_ROWS
+
     if args.speculative_algorithm not in (None, "NGRAM"):
         raise FtError(
             f"--speculative-algorithm {args.speculative_algorithm}: a draft model beside the expert cache is not "
             "supported; NGRAM is, or leave the flag out"
+        )
+    if args.moe_runner_backend != "triton":
+        raise FtError(
+            f"--moe-runner-backend {args.moe_runner_backend}: the expert cache needs triton; leave it out"
+        )
+    drafts = (args.speculative_num_draft_tokens or 1) if args.speculative_algorithm else 1
+    rows = (args.cuda_graph_max_bs_decode or 0) * drafts
+    if rows > MAX_ROWS:
+        raise FtError(
+            f"--cuda-graph-max-bs {args.cuda_graph_max_bs_decode}: {rows} rows a step; graphs of the expert cache hold "
+            f"{MAX_ROWS}, so use --cuda-graph-max-bs {max(1, MAX_ROWS // drafts)} or less"
         )
 
 

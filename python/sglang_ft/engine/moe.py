@@ -67,7 +67,7 @@ class ExpertLayers:
     def take_failure(self) -> WorkerError | None:
         """The failure of the forward pass that just ended, if any."""
         failure, self.failure = self.failure, None
-        return failure or (self.gpu.take_failure() if self.gpu else None)
+        return failure
 
     def run(
         self, index: int, layer: FusedMoE, stock: FusedMoEMethodBase, dispatch_output: Any

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins.hook_registry import HookType
@@ -17,43 +18,52 @@ from sglang_ft.errors import WorkerError
 logger = logging.getLogger(__name__)
 
 
-def hooks(take_failure: Callable[[], WorkerError | None], on_gpu: bool) -> list[Hook]:
-    """`take_failure` gives the failure of the forward pass that just ended, or None."""
+class Failures(Protocol):
+    """Who knows why forward passes failed."""
+
+    def take_failure(self) -> WorkerError | None:
+        """Of the pass that was just run or launched by this thread, so far as the host knows."""
+
+    def last_pass(self) -> int:
+        """Number of the pass launched last on a GPU."""
+
+    def failure_of(self, number: int) -> WorkerError | None:
+        """Of a pass that a GPU has finished; asked for in order."""
+
+
+def hooks(failures: Failures, on_gpu: bool) -> list[Hook]:
+    """Ends the requests of a failed pass before anything that it computed reaches a client."""
+
+    def run_batch(original: Callable, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scheduler, batch, *args, **kwargs)
+        failure = failures.take_failure()
+        if failure is not None:
+            fail_requests(scheduler, batch, str(failure))
+        if on_gpu:
+            result.ft_pass = failures.last_pass()
+        return result
 
     def process_batch_result(original: Callable, scheduler: Any, batch: Any, result: Any) -> None:
         # The pass was only launched when run_batch returned; SGLang waits for it next anyway.
-        if (copied := getattr(result, "copy_done", None)) is not None:
-            copied.synchronize()
-        failure = take_failure()
+        if getattr(result, "copy_done", None) is not None:
+            result.copy_done.synchronize()
+        else:
+            torch.cuda.synchronize()
+        failure = failures.failure_of(getattr(result, "ft_pass", failures.last_pass()))
         if failure is not None:
             fail_requests(scheduler, batch, str(failure))
         original(scheduler, batch, result)
 
-    if on_gpu:
-        return [
-            Hook(
-                "sglang.srt.managers.scheduler.Scheduler.process_batch_result",
-                HookType.AROUND,
-                process_batch_result,
-                "(self, batch, result)",
-            )
-        ]
-
-    def run_batch(original: Callable, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scheduler, batch, *args, **kwargs)
-        failure = take_failure()
-        if failure is not None:
-            fail_requests(scheduler, batch, str(failure))
-        return result
-
-    return [
-        Hook(
-            "sglang.srt.managers.scheduler.Scheduler.run_batch",
-            HookType.AROUND,
-            run_batch,
-            "(self, batch, pp_proxy_tensors=None)",
-        )
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    found = [
+        Hook(f"{scheduler}.run_batch", HookType.AROUND, run_batch, "(self, batch, pp_proxy_tensors=None)")
     ]
+    if on_gpu:
+        signature = "(self, batch, result)"
+        found.append(
+            Hook(f"{scheduler}.process_batch_result", HookType.AROUND, process_batch_result, signature)
+        )
+    return found
 
 
 def fail_requests(scheduler: Any, batch: Any, message: str) -> None:

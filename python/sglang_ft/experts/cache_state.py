@@ -10,6 +10,9 @@ import torch
 from sglang_ft.experts.step import Counters, Split
 from sglang_ft.kernels import abi
 
+_PASSES = 16
+"""Passes whose counters are kept; fewer are ever under way."""
+
 
 class CacheState:
     """Which expert lies in which slot, when it was used last, and sums over steps; see ft_cache in api.h."""
@@ -25,7 +28,8 @@ class CacheState:
         self._counters = torch.zeros(len(abi.COUNTERS), dtype=torch.int64, device=self.device)
         self._split = self._words(abi.MAX_EXPERTS + 1)
         self.failure = self._on_host(torch.zeros(1, dtype=torch.int32))
-        self._counters_on_host = self._on_host(torch.zeros(len(abi.COUNTERS), dtype=torch.int64))
+        self._passes = self._on_host(torch.zeros(_PASSES, len(abi.COUNTERS), dtype=torch.int64))
+        self._last_pass, self._failed_jobs = 0, 0
         self.struct = abi.Cache(
             slot_of=self.slot_of.data_ptr(),
             seen=self.seen.data_ptr(),
@@ -94,10 +98,19 @@ class CacheState:
         counters = self.counters()
         return Counters(**{name: counters[name] for name in vars(Counters())})
 
-    def copy_counters(self) -> None:
-        """Enqueues a copy of the counters for `copied_counters`."""
-        self._counters_on_host.copy_(self._counters, non_blocking=True)
+    def end_pass(self) -> int:
+        """To be called when a forward pass is enqueued: keeps the counters at its end. Returns its number."""
+        self._last_pass += 1
+        self._passes[self._last_pass % _PASSES].copy_(self._counters, non_blocking=True)
+        return self._last_pass
 
-    def copied_counters(self) -> dict[str, int]:
-        """The counters as last copied; from any thread, asks nothing of the device."""
-        return dict(zip(abi.COUNTERS, self._counters_on_host.tolist(), strict=True))
+    def failed(self, number: int) -> bool:
+        """Whether a job failed in pass `number`, which must have ended, or in one before that nobody asked about."""
+        jobs = int(self._passes[number % _PASSES, abi.COUNTERS.index("failed_jobs")])
+        before = self._failed_jobs if jobs >= self._failed_jobs else 0  # counters may have been set back
+        self._failed_jobs = jobs
+        return jobs > before
+
+    def last_counters(self) -> dict[str, int]:
+        """Counters at the end of the last pass or the one before; from any thread, asks nothing of the device."""
+        return dict(zip(abi.COUNTERS, self._passes[self._last_pass % _PASSES].tolist(), strict=True))

@@ -44,13 +44,15 @@ class ExpertCache:
         self.spec = specs[0]
         assert not slots or all(spec == self.spec for spec in specs), "the slots of a pool have one shape"
         self.max_rows = min(MAX_ROWS, abi.MAX_PAIRS // topk, ring.size.rows)
-        self.memory = RegisteredMemory(pool.file)
-        self._ring_memory = RegisteredMemory(ring.file)
+        self._ring_memory = RegisteredMemory(
+            ring.file
+        )  # small and needed; the pool takes what may still be pinned
         if not self._ring_memory.complete:
             raise MemoryBudgetError(
                 f"the {ring.file.size >> 20} MiB that the GPU and the cpu_worker share cannot be pinned: "
                 f"{self._ring_memory.failure}; raise the limit of locked memory (ulimit -l)"
             )
+        self.memory = RegisteredMemory(pool.file)
         self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
         self.slots.resize(slots)
         self.resident = False
@@ -148,12 +150,11 @@ class ExpertCache:
         routes = self._recorded[:, :rows].transpose(0, 1)
         return torch.where((routes >= 0) & (routes < self.spec.num_experts), routes, -1).cpu()
 
-    def take_failure(self) -> WorkerError | None:
-        """The failure of a job since the last call. Wait for the device first."""
-        status = int(self.state.failure.item())
-        if not status:
+    def failure_of(self, number: int) -> WorkerError | None:
+        """Why a job of pass `number` failed, see CacheState.failed; None: none did."""
+        if not self.state.failed(number):
             return None
-        self.state.failure.zero_()
+        status = int(self.state.failure.item())
         if status == abi.FAILED_NO_WORKER:
             return WorkerError("a step needed the cpu_worker, which does not run in this mode")
         if status == abi.FAILED_ABORTED:
@@ -211,7 +212,7 @@ class ExpertCache:
         self._experts(layer, step, 0, main)
         main.wait_event(self._filled)
         self._experts(layer, step, 1, main)
-        if self.shares and index == len(self.layers) - 1:
+        if self.shares and all(later.uncached for later in self.layers[index + 1 :]):
             # Nothing later in this forward pass joins the side stream; the next one may use the slot.
             main.wait_event(self._tail_done)
             return False

@@ -44,12 +44,16 @@ class Correction:
 
     scale: float = 1.0
     """Of the CPU's times."""
+    _jobs: int = 0
+    _wait_s: float = 0.0
 
     def update(self, jobs: int, wait_s: float) -> bool:
         """Takes what happened in a period; whether the scale has changed."""
-        if jobs < _CORRECTED_JOBS:
+        self._jobs, self._wait_s = self._jobs + jobs, self._wait_s + wait_s
+        if self._jobs < _CORRECTED_JOBS:
             return False
-        wait = wait_s / jobs
+        wait = self._wait_s / self._jobs
+        self._jobs, self._wait_s = 0, 0.0
         if _SHORT_WAIT_S <= wait <= _LONG_WAIT_S:
             return False
         self.scale *= 1 + _CORRECTION if wait > _LONG_WAIT_S else 1 - _CORRECTION

@@ -125,7 +125,8 @@ struct ft_work {
   uint32_t job_experts;
   uint32_t features; /* of the last fill when it is shared, else 0 */
   uint64_t sequence; /* of the job; 0: there is none */
-  uint64_t reserved;
+  uint32_t first_job_row;
+  uint32_t reserved;
   struct ft_run runs[FT_CACHE_MAX_EXPERTS];
   uint32_t pairs[FT_CACHE_MAX_PAIRS];     /* row * k + route, by run, ascending in a run */
   int32_t slots[FT_CACHE_MAX_PAIRS];      /* of each pair; -1: not on the GPU */

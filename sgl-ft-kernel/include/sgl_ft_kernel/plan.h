@@ -190,8 +190,18 @@ class StepPlanner {
         in.stamps[FT_STAMP_MISSES] = n.misses;
       }
       work.sequence = job ? sequence : 0;
-      if (job_experts() && !job) *cache.failure = FT_FAILED_NO_WORKER;
+      work.first_job_row = job ? first_job_row() : 0;
+      if (job_experts() && !job) {
+        *cache.failure = FT_FAILED_NO_WORKER;
+        cache.counters->failed_jobs += 1;
+      }
     }
+  }
+
+  FT_HOST_DEVICE uint32_t first_job_row() const {
+    uint32_t row = 0;
+    while (row < in.rows && !(s.row_in_job[row / 32] >> (row % 32) & 1)) row++;
+    return row;
   }
 
   FT_HOST_DEVICE void copy_rows(uint8_t* to) {
