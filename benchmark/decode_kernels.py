@@ -189,7 +189,7 @@ def transports(stack: GpuStack) -> dict[str, float]:
         times = []
         for _ in range(7):
             ring.resume_from_doorbells()
-            view, first = stack.cache._ring_view(), ring.sequence + 1
+            view, first = stack.cache.ring_view, ring.sequence + 1
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 stream = torch.cuda.current_stream().cuda_stream

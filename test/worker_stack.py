@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -46,6 +50,24 @@ class Stack:
             self.ring, self.pool, options, lambda state, n, why: self.states.append(state)
         )
         self.worker.start()
+
+    @contextlib.contextmanager
+    def every_worker_killed(self) -> Iterator[None]:
+        """Kills each worker as soon as it is there, for as long as the body runs."""
+        stop = threading.Event()
+
+        def keep_killing() -> None:
+            while not stop.wait(0.002):
+                if pid := self.worker.pid:
+                    os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=keep_killing)
+        killer.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            killer.join()
 
     def step(
         self, rows: int, dtype: torch.dtype, layer: int = 0, topk: int = 4

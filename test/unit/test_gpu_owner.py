@@ -128,20 +128,8 @@ def test_a_job_that_wears_out_two_workers_is_given_up(make_gpu):
     gpu = make_gpu([LayerSpec(BF16, 64, 512, 512)], rows=4096)
     running = gpu.stack
     gpu.publish(**gpu.job(4096, dtype=torch.bfloat16))
-    stop = threading.Event()
-
-    def keep_killing() -> None:
-        while not stop.wait(0.002):
-            if pid := running.worker.pid:
-                os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=keep_killing)
-    killer.start()
-    try:
+    with running.every_worker_killed():
         assert gpu.spin() == LOST
-    finally:
-        stop.set()
-        killer.join()
 
 
 def start_that_fails(folder) -> None:

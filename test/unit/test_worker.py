@@ -102,25 +102,13 @@ def test_a_stopped_worker_counts_as_hung_and_is_replaced_within_five_seconds(sta
 
 def test_a_step_that_outlives_two_workers_fails_within_five_seconds(stack):
     running = stack([LayerSpec(BF16, 64, 512, 512)], rows=4096)
-    stop = threading.Event()
-
-    def keep_killing() -> None:
-        while not stop.wait(0.002):
-            if pid := running.worker.pid:
-                os.kill(pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=keep_killing)
-    killer.start()
     started = time.monotonic()
-    try:
+    with running.every_worker_killed():
         with pytest.raises(WorkerError):
             while time.monotonic() < started + 20:
                 step_started = time.monotonic()
                 running.step(4096, torch.bfloat16)
         assert time.monotonic() - step_started < 5
-    finally:
-        stop.set()
-        killer.join()
     while running.states[-1] != "ready":  # it may have been away for so long that steps fail at once
         time.sleep(0.05)
     assert error(*running.step(3, torch.bfloat16)) < 1e-2, "the next step works"

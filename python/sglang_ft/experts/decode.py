@@ -61,8 +61,7 @@ class ExpertCache:
         self.layers = [self._describe(i, banks) for i, banks in enumerate(pool.plan.layers)]
         self._fill_stream = torch.cuda.Stream(self.device)
         self._planned, self._filled, self._tail_done = (torch.cuda.Event() for _ in range(3))
-        self.shares = True
-        """Whether a fill may be cut; steps enqueued while it is False have no tail."""
+        self.ring_view = self._view_ring()
         self.reset()
 
     def _allocate(self) -> None:
@@ -206,13 +205,12 @@ class ExpertCache:
         side.wait_event(self._planned)
         self._launch(self._lib.ft_fill, byref(layer), byref(step), 0, FILL_BLOCKS, side.cuda_stream)
         self._filled.record(side)
-        if self.shares:
-            self._launch(self._lib.ft_fill, byref(layer), byref(step), 1, FILL_BLOCKS, side.cuda_stream)
-            self._tail_done.record(side)
+        self._launch(self._lib.ft_fill, byref(layer), byref(step), 1, FILL_BLOCKS, side.cuda_stream)
+        self._tail_done.record(side)
         self._experts(layer, step, 0, main)
         main.wait_event(self._filled)
         self._experts(layer, step, 1, main)
-        if self.shares and all(later.uncached for later in self.layers[index + 1 :]):
+        if all(later.uncached for later in self.layers[index + 1 :]):
             # Nothing later in this forward pass joins the side stream; the next one may use the slot.
             main.wait_event(self._tail_done)
             return False
@@ -237,7 +235,7 @@ class ExpertCache:
         step.h, step.partial = self._h.data_ptr(), self._partial.data_ptr()
         # A tail may still read its step's work while the next layer is planned.
         step.work = self._work[index % 2].data_ptr()
-        step.ring = self._ring_view()
+        step.ring = self.ring_view
         if self._stamps is not None:
             step.stamps = self._stamps[index].data_ptr()
         if self._trace is not None and self._trace.shape[2] >= step.rows:
@@ -247,7 +245,7 @@ class ExpertCache:
             step.trace_last = index == len(self.layers) - 1
         return step
 
-    def _ring_view(self) -> abi.RingView:
+    def _view_ring(self) -> abi.RingView:
         header, at = self.ring.header, self._ring_memory.device_address()
         fields = (header.block_stride, header.routes_offset, header.weights_offset, header.rows_offset)
         abort = at + type(header).abort.offset

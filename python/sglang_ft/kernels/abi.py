@@ -6,7 +6,6 @@ import ctypes
 from ctypes import c_float, c_int32, c_uint16, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 
-ABI = 1
 NONE = 0xFFFFFFFF
 MAX_EXPERTS = 1024
 MAX_PAIRS = 2048

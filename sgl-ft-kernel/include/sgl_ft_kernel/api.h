@@ -21,7 +21,6 @@
 extern "C" {
 #endif
 
-#define FT_KERNEL_ABI 1u
 #define FT_NONE 0xffffffffu
 #define FT_CACHE_MAX_EXPERTS 1024u /* of one layer */
 #define FT_CACHE_MAX_PAIRS 2048u   /* (row, route) pairs of one step */
