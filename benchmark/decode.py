@@ -104,6 +104,7 @@ def measure_modes(server: Server, args: argparse.Namespace, metrics: dict[str, f
         print(f"  {mode}: {after}", flush=True)
         done = {name: after[name] - before[name] for name in before if isinstance(before[name], int)}
         steps = max(done["steps"], 1)
+        metrics |= {name: after[name] for name in ("link_us_an_expert", "cpu_us_an_expert")}
         metrics[f"{mode}_miss_rate"] = done["misses"] / max(done["misses"] + done["hits"], 1)
         metrics[f"{mode}_fills_a_layer"] = done["fills"] / steps
         metrics[f"{mode}_job_experts_a_layer"] = done["job_experts"] / steps
@@ -114,44 +115,61 @@ def measure_modes(server: Server, args: argparse.Namespace, metrics: dict[str, f
         )
         metrics[f"{mode}_us_a_job"] = busy / max(jobs, 1) * 1e6
         if mode == "hybrid":
-            metrics["hybrid_8_tokens_s"] = median_rate(server.url, 8, args)
             if args.stamps:
-                metrics |= {f"time_{name}_us": value for name, value in time_table(server, args).items()}
+                metrics |= {f"time_{name}": value for name, value in time_table(server, args).items()}
+            metrics["hybrid_8_tokens_s"] = median_rate(server.url, 8, args)
 
 
 def time_table(server: Server, args: argparse.Namespace) -> dict[str, float]:
-    """Mean microseconds of the parts of a layer, from the last steps of short answers, by what the GPU waits for.
+    """Mean microseconds of the parts of a layer while one answer runs, of all layers and by how many misses they had.
 
-    plan .. sum add up to moe; moe and rest add up to a layer of the whole model.
+    The first parts add up to `moe`, in the order of the GPU's work; `moe` and `rest` add up to a layer of the whole
+    model. `fill_starts`, `link` and `tail` say what the link did meanwhile.
     """
-    rows: list[dict[str, float]] = []
     httpx.post(server.url + "/ft/experts", json={"stamps": True}, timeout=60).raise_for_status()
-    for number in range(30):
-        decode_rate(server.url, 1, 48, SKIPPED + 8 + number)
+    answer = threading.Thread(target=decode_rate, args=(server.url, 1, args.context, 1200))
+    answer.start()
+    time.sleep(3)
+    rows: list[dict[str, float]] = []
+    while answer.is_alive() and len(rows) < 4000:
         stamps = httpx.get(server.url + "/ft/experts", timeout=60).json()["stamps"]
         rows += [_parts(layer, following) for layer, following in zip(stamps, stamps[1:], strict=False)]
+        time.sleep(0.03)
+    answer.join()
     httpx.post(server.url + "/ft/experts", json={"stamps": False}, timeout=60).raise_for_status()
-    table = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-    for name, value in table.items():
-        print(f"  {name:<16}{value:8.1f} us", flush=True)
+    groups = {"all": rows}
+    for misses in sorted({int(row["misses"]) for row in rows}):
+        groups[f"{misses}_misses"] = [row for row in rows if row["misses"] == misses]
+    table = {}
+    for group, own in groups.items():
+        table |= {f"{group}_{name}": sum(row[name] for row in own) / len(own) for name in own[0]}
+        table[f"{group}_share"] = len(own) / len(rows)
+    for name in (*rows[0], "share"):
+        values = (table[f"{group}_{name}"] for group in list(groups)[:6])
+        print(f"  {name:<16}" + "".join(f"{value:10.2f}" for value in values), flush=True)
     return table
 
 
 def _parts(s: list[int], following: list[int]) -> dict[str, float]:
     t = {stamp.name.lower(): s[stamp] / 1e3 for stamp in Stamp}
     job = t["job_done"] > t["combine_begin"]
-    ends = {
+    parts = {
         "plan": t["plan_end"] - t["plan_begin"],
         "hits": t["hits_end"] - t["plan_end"],
-        "fill_beyond_hits": max(t["filled_begin"] - t["hits_end"], 0.0),
+        "wait_for_fill": max(t["filled_begin"] - t["hits_end"], 0.0),
         "filled_experts": t["filled_end"] - max(t["filled_begin"], t["hits_end"]),
         "wait_for_job": t["job_done"] - t["filled_end"] if job else 0.0,
         "sum": t["combine_end"] - (t["job_done"] if job else t["filled_end"]),
     }
-    moe = t["combine_end"] - t["plan_begin"]
-    link = {"link": t["fill_end"] - t["fill_begin"], "tail": t["tail_end"] - t["tail_begin"]}
-    rest = following[Stamp.PLAN_BEGIN] / 1e3 - t["combine_end"]
-    return ends | {"moe": moe, "rest": rest, "layer": moe + rest, "misses": t["misses"] * 1e3} | link
+    parts["moe"] = t["combine_end"] - t["plan_begin"]
+    parts["rest"] = following[Stamp.PLAN_BEGIN] / 1e3 - t["combine_end"]
+    parts["layer"] = parts["moe"] + parts["rest"]
+    parts["misses"] = t["misses"] * 1e3
+    parts["rung"] = t["rung"] - t["plan_begin"]
+    parts["fill_starts"] = t["fill_begin"] - t["plan_end"]
+    parts["link"] = t["fill_end"] - t["fill_begin"]
+    parts["tail"] = t["tail_end"] - t["tail_begin"]
+    return parts
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from gpu_stack import GpuStack  # noqa: E402
 
 from sglang_ft.experts import policy  # noqa: E402
-from sglang_ft.experts.decode import FILL_BLOCKS, ExpertCache  # noqa: E402
+from sglang_ft.experts.decode import ExpertCache  # noqa: E402
 from sglang_ft.experts.formats import LayerSpec, find_format  # noqa: E402
 from sglang_ft.kernels import check  # noqa: E402
 
@@ -109,11 +109,16 @@ def layer_times(stack: GpuStack, layers: int, with_stock: bool) -> dict[str, flo
 def prepare_stock() -> bool:
     """Makes SGLang's own MoE kernels callable without a server; False where sglang is not installed."""
     try:
+        from sglang.srt import distributed
         from sglang.srt.runtime_context import publish
         from sglang.srt.server_args import ServerArgs
+        from sglang.srt.utils.network import get_open_port
     except ImportError:
         return False
     publish(ServerArgs(model_path=str(REPOSITORY / "demo" / "model")), role="test")
+    at = f"tcp://127.0.0.1:{get_open_port()}"
+    distributed.init_distributed_environment(1, 0, at, 0, backend="nccl")
+    distributed.initialize_model_parallel()
     return True
 
 
@@ -153,7 +158,7 @@ def parts(stack: GpuStack, layers: int) -> dict[str, float]:
     metrics = {"plan_us": one("ft_plan", cached=True)}
     metrics |= {"gate_up_us": one("ft_gate_up", 0), "down_us": one("ft_down", 0)}
     metrics |= {"no_fills_gate_up_us": one("ft_gate_up", 1), "combine_us": one("ft_combine", 1, cached=True)}
-    return metrics | {"no_fill_us": one("ft_fill", 0, FILL_BLOCKS)}
+    return metrics | {"no_fill_us": one("ft_fill", 0, cache.fill_blocks)}
 
 
 def handoff(spec: LayerSpec, threads: int) -> dict[str, float]:
@@ -260,7 +265,7 @@ def main() -> None:
         metrics["memcpy_gb_s"] = memcpy_rate(stack, 1 << 30) / 1e9
         for count in (1, 2, 8):
             nbytes = count * spec.expert_bytes
-            share = kernel_rate(stack, nbytes, FILL_BLOCKS) / memcpy_rate(stack, nbytes)
+            share = kernel_rate(stack, nbytes, stack.cache.fill_blocks) / memcpy_rate(stack, nbytes)
             metrics[f"link_share_{count}_experts"] = share
         metrics["link_share"] = metrics["link_share_8_experts"]
         metrics["worker_read_gb_s"] = stack.worker.measure_read(0, 2 << 30) / 1e9

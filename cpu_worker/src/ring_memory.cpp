@@ -23,12 +23,24 @@ uint64_t file_bytes(int fd, const char* what) {
   return uint64_t(s.st_size);
 }
 
-void* map_file(int fd, uint64_t bytes, int protection, const char* what) {
-  void* p = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+// Replaces what is mapped at `address`, unless that is null.
+void* map_file(int fd, uint64_t bytes, int protection, const char* what, void* address) {
+  void* p = mmap(address, bytes, protection, MAP_SHARED | (address ? MAP_FIXED : 0), fd, 0);
   if (p == MAP_FAILED)
     refuse(std::string("cannot map the ") + what + " (" + std::to_string(bytes) +
            " bytes): " + strerror(errno));
   return p;
+}
+
+constexpr uint64_t kHugePage = uint64_t(2) << 20;
+
+// From a border of a huge page on, so that the pool's pages of that size are mapped as such.
+void* map_aligned(int fd, uint64_t bytes, int protection, const char* what) {
+  uint64_t span = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
+  void* reserved = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return map_file(fd, bytes, protection, what, nullptr);
+  uint64_t address = (reinterpret_cast<uint64_t>(reserved) + kHugePage - 1) / kHugePage * kHugePage;
+  return map_file(fd, bytes, protection, what, reinterpret_cast<void*>(address));
 }
 
 void check_identity(const ft_ring_header& h, uint64_t ring_bytes, uint64_t pool_bytes) {
@@ -86,14 +98,13 @@ void map_memory(int ring_fd, int pool_fd, Memory& memory) {
   uint64_t ring_bytes = file_bytes(ring_fd, "--ring-fd");
   uint64_t pool_bytes = file_bytes(pool_fd, "--pool-fd");
   if (ring_bytes < sizeof(ft_ring_header)) refuse("the ring file is too short for a header");
-  void* ring = map_file(ring_fd, ring_bytes, PROT_READ | PROT_WRITE, "ring");
+  void* ring = map_file(ring_fd, ring_bytes, PROT_READ | PROT_WRITE, "ring", nullptr);
   if (static_cast<ft_ring_header*>(ring)->magic == FT_RING_MAGIC) memory.ring = static_cast<std::byte*>(ring);
   check_identity(*static_cast<ft_ring_header*>(ring), ring_bytes, pool_bytes);
   check_layout(memory.header());
   memory.pool_bytes = memory.header().pool_bytes;
   if (memory.pool_bytes == 0) return;
-  memory.pool = static_cast<const std::byte*>(map_file(pool_fd, memory.pool_bytes, PROT_READ, "pool"));
-  madvise(const_cast<std::byte*>(memory.pool), memory.pool_bytes, MADV_HUGEPAGE);
+  memory.pool = static_cast<const std::byte*>(map_aligned(pool_fd, memory.pool_bytes, PROT_READ, "pool"));
 }
 
 void populate_pool(const Memory& memory) {

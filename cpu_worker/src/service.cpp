@@ -85,20 +85,23 @@ Leave Service::serve() {
   }
 }
 
-bool Service::work_waits() const {
-  return shared(memory_.block(next_job_).doorbell).load(std::memory_order_acquire) == next_job_ ||
-         shared(header_.command_doorbell).load(std::memory_order_acquire) >
-             shared(header_.command_done).load(std::memory_order_relaxed);
+bool Service::job_waits() const {
+  return shared(memory_.block(next_job_).doorbell).load(std::memory_order_acquire) == next_job_;
+}
+
+bool Service::command_waits() const {
+  return shared(header_.command_doorbell).load(std::memory_order_acquire) >
+         shared(header_.command_done).load(std::memory_order_relaxed);
 }
 
 bool Service::poll() {
-  ft_block& block = memory_.block(next_job_);
-  if (shared(block.doorbell).load(std::memory_order_acquire) == next_job_) {
-    run_job(block);
-    return true;
+  if (job_waits()) {
+    run_job(memory_.block(next_job_));
+  } else if (command_waits()) {
+    run_command();
+  } else {
+    return false;
   }
-  if (!work_waits()) return false;
-  run_command();
   return true;
 }
 
@@ -109,7 +112,8 @@ bool Service::sleep(uint32_t seen) {
   shared(header_.worker_asleep).store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   bool parent_lives = true;
-  while (shared(header_.wake).load(std::memory_order_acquire) == seen && !work_waits() && parent_lives) {
+  while (shared(header_.wake).load(std::memory_order_acquire) == seen && !job_waits() &&
+         !command_waits() && parent_lives) {
     futex_wait(&header_.wake, seen, uint64_t(FT_SLEEP_MAX_MS) * 1'000'000);
     parent_lives = getppid() == parent_pid_;
   }

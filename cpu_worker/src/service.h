@@ -27,7 +27,8 @@ class Service {
   // Both end when `wake` is no longer `seen`, the value with which serve() last looked for activity.
   void nap(uint32_t seen);
   bool sleep(uint32_t seen);  // false: the parent is gone
-  bool work_waits() const;
+  bool job_waits() const;
+  bool command_waits() const;
   void run_job(ft_block& block);
   Outcome execute(const ft_block& block);
   void record(const ft_block& block, const Outcome& outcome, uint64_t started, uint64_t finished);

@@ -23,13 +23,13 @@ struct DeviceBlock {
   __device__ uint32_t size() const { return kThreads; }
   __device__ void sync() { __syncthreads(); }
   __device__ uint64_t now() const { return nanoseconds(); }
-  // What this block wrote is seen, on the host too, by whoever sees a later ring().
-  __device__ void publish() {
-    __threadfence_system();
-    __syncthreads();
-  }
   __device__ uint32_t add(uint32_t* value, uint32_t n) { return atomicAdd(value, n); }
+  // Adds to a sum in memory without waiting for it.
+  __device__ void count(uint64_t* sum, uint64_t n) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(n));
+  }
   __device__ void set_bit(uint32_t* bits, uint32_t i) { atomicOr(&bits[i / 32], 1u << (i % 32)); }
+  // Whoever sees this, on the host too, also sees what the block wrote before the last sync().
   __device__ void ring(uint64_t* doorbell, uint64_t sequence) { store_release_system(doorbell, sequence); }
 
   __device__ uint32_t maximum(uint32_t value) {

@@ -10,7 +10,9 @@
 namespace ft {
 namespace {
 
-constexpr int kThreads = 512;
+// 16 KiB in flight a block. What the link needs is its rate times its latency, 128 KiB on PCIe 5; all beyond
+// that only waits in a queue, and every other read over the link behind it.
+constexpr int kThreads = 256;
 constexpr int kInFlight = 4;
 
 // `rows` rows of `row_bytes`, `pitch` bytes apart on both sides. Everything in multiples of 16 bytes.

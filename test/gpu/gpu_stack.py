@@ -12,6 +12,7 @@ from sglang_ft.experts.formats import LayerSpec
 from sglang_ft.experts.reference import moe_layer
 from sglang_ft.worker.ring import Ring, RingSize
 from sglang_ft.worker.supervisor import Supervisor, WorkerOptions
+from sglang_ft.worker.topology import keep_off
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 
@@ -24,6 +25,7 @@ class GpuStack:
     ) -> None:
         self.specs, self.topk = specs, topk
         self.pool = ExpertPool(plan_banks(specs))
+        self.pool.file.allocate_huge()
         for index, spec in enumerate(specs):
             for bank in self.pool.banks(index).values():
                 bank.copy_(torch.randn(bank.shape, device="cuda", dtype=bank.dtype) * spec.hidden**-0.5)
@@ -31,8 +33,10 @@ class GpuStack:
         size = RingSize(4, rows, topk, max(spec.hidden for spec in specs))
         self.ring = Ring(size, self.pool.file.size, spin_ns=2_000_000, nap_ns=5_000_000_000)
         self.ring.write_layers(self.pool.plan)
-        self.worker = Supervisor(self.ring, self.pool, WorkerOptions(CORES[:threads], "auto", 2.0))
+        cores = CORES[-threads:]
+        self.worker = Supervisor(self.ring, self.pool, WorkerOptions(cores, "auto", 2.0))
         self.worker.start()
+        keep_off(list(cores))
         self.cache = ExpertCache(self.pool, self.ring, topk, slots, torch.cuda.current_device())
 
     def inputs(self, rows: int, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -89,31 +89,53 @@ def test_one_side_alone():
     assert policy.fills_only(0) == policy.cpu_only(0) == [Split(0)]
 
 
-def test_waits_that_are_as_they_should_be_correct_nothing():
+TIMES = BranchTimes(0, 1e-4, 26e-6, 1e-4)
+
+
+def jobs_that_take(times: float, count: int = 1000) -> tuple[int, float, float, BranchTimes]:
+    """Jobs of half an expert each, `times` as long as measured with the hand-off."""
+    return count, count / 2, count * (times * 76e-6 - policy.HANDOFF_S), TIMES
+
+
+def test_jobs_that_take_what_was_measured_correct_nothing():
     correction = Correction()
-    assert not correction.update(1000, 1000 * 8e-6)
+    assert not correction.update(*jobs_that_take(1.0))
+    assert not correction.update(*jobs_that_take(1.05)), "noise"
     assert correction.scale == 1
 
 
 def test_periods_of_few_jobs_count_together():
     correction = Correction()
-    changes = [correction.update(50, 50 * 50e-6) for _ in range(8)]
+    changes = [correction.update(*jobs_that_take(3.0, 50)) for _ in range(8)]
     assert changes == [False, False, False, True] * 2 and correction.scale > 1
 
 
-def test_long_waits_make_the_cpu_slower_and_none_makes_it_faster():
+@pytest.mark.parametrize("seen", [0.6, 1.5, 3.0])
+def test_the_scale_becomes_what_is_seen(seen):
+    correction = Correction()
+    for _ in range(50):
+        correction.update(*jobs_that_take(seen))
+    assert correction.scale == pytest.approx(seen, rel=0.15)
+    scaled = correction.apply(BranchTimes(1, 2, 3, 4, 5))
+    assert scaled == BranchTimes(1, 2, 3 * correction.scale, 4 * correction.scale, 5)
+
+
+def test_the_scale_does_not_run_away_and_a_hopeless_cpu_is_tried_again():
     slow, fast = Correction(), Correction()
-    for _ in range(200):
-        assert slow.update(1000, 1000 * 50e-6) and fast.update(1000, 0.0)
-    assert (slow.scale, fast.scale) == (2 * policy.HOPELESS_SCALE, 0.5), "neither runs away"
+    for _ in range(50):
+        slow.update(*jobs_that_take(1000.0))
+        fast.update(*jobs_that_take(0.1))
+    assert (slow.scale, fast.scale) == (2 * policy.HOPELESS_SCALE, 0.5)
     assert slow.hopeless and not fast.hopeless
-    t = BranchTimes(1, 2, 3, 4)
-    assert fast.apply(t) == BranchTimes(1, 2, 1.5, 2.0)
+    slow.try_again()
+    assert not slow.hopeless
+    slow.update(*jobs_that_take(1000.0))
+    assert slow.hopeless
 
 
-def test_a_wrong_calibration_is_given_up_within_a_minute():
+def test_a_wrong_calibration_is_given_up_within_seconds():
     correction, seconds = Correction(), 0
     while not correction.hopeless:
-        correction.update(1000, 1000 * 1e-3)
+        correction.update(*jobs_that_take(12.0))
         seconds += 1
-    assert 10 < seconds < 60
+    assert seconds < 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -75,6 +76,20 @@ def test_jobs_in_and_outside_of_inference_mode_take_turns(stack):
         for _ in range(3):
             with torch.inference_mode(inference):
                 assert error(*running.step(5, torch.float32)) < 1e-5
+
+
+def test_no_job_wakes_the_last_command_again(stack):
+    """However close a doorbell rings to the moment in which the worker looks for commands."""
+    running = stack([LayerSpec(FP32, 6, 32, 16)])
+    running.worker.measure_read(0, 4096)
+    running.ring.header.result[1] = 0
+    args = (0, torch.randn(1, 32), torch.tensor([[3]]), torch.ones(1, 1))
+    for _ in range(2000):
+        running.worker.run(*args)
+        end = time.perf_counter() + random.random() * 4e-5
+        while time.perf_counter() < end:
+            pass
+    assert running.ring.header.result[1] == 0, "it was measured again"
 
 
 def test_a_killed_worker_is_replaced_and_its_job_run_again(stack):

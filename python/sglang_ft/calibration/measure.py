@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_ft.experts.decode import FILL_BLOCKS
-from sglang_ft.experts.policy import BranchTimes
+from sglang_ft.experts.policy import HANDOFF_S, BranchTimes
 from sglang_ft.kernels import check
 
 if TYPE_CHECKING:
@@ -22,8 +21,9 @@ LEAST_EXPERTS = 8
 """So many must lie in pinned memory."""
 _REPEATS = 15
 _IN_A_ROW = 4
-_HANDOFF_S = 6e-6
-"""From the plan's doorbell to the worker's first instruction, and from its last to the waiting kernel."""
+_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 24)
+_NEARLY = 1.02
+"""A copy by fewer blocks may take so much longer than the fastest."""
 _JOIN_S = 5e-6
 """Kernels that run a fill after its copy."""
 
@@ -31,6 +31,7 @@ _JOIN_S = 5e-6
 def measure(cache: ExpertCache, worker: Supervisor) -> BranchTimes:
     """Takes well under a second. The pool must be full and registered, and nothing else may use ring or GPU."""
     link = _Link(cache)
+    link.choose_blocks()
     jobs = _Jobs(cache, worker)
     counts = [n for n in (1, 2, 3, 4, 6, 8) if n <= cache.topk]
     jobs.seconds(counts[-1])  # pages and threads warm
@@ -40,7 +41,7 @@ def measure(cache: ExpertCache, worker: Supervisor) -> BranchTimes:
         fills = [(n, link.seconds(n)) for n in (1, 2, 4, 8)]
     link_fixed, link_expert = _line(fills)
     cpu_fixed, cpu_expert = _line(cpu)
-    return BranchTimes(link_fixed + _JOIN_S, link_expert, cpu_fixed + _HANDOFF_S, cpu_expert)
+    return BranchTimes(link_fixed + _JOIN_S, link_expert, cpu_fixed + HANDOFF_S, cpu_expert, link.blocks)
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
@@ -63,13 +64,21 @@ class _Link:
         self._bytes = cache.spec.expert_bytes // 16 * 16
         self._target = torch.empty(LEAST_EXPERTS * self._bytes, dtype=torch.uint8, device=cache.device)
         self._most = cache.memory.nbytes - LEAST_EXPERTS * self._bytes
+        self.blocks = _BLOCKS[-1]
+
+    def choose_blocks(self) -> None:
+        """Takes the fewest blocks that fill the link."""
+        seconds = {}
+        for self.blocks in _BLOCKS:
+            seconds[self.blocks] = self.seconds(1)
+        self.blocks = next(n for n in _BLOCKS if seconds[n] <= _NEARLY * min(seconds.values()))
 
     def _copy(self, experts: int) -> None:
         at = random.randrange(max(1, self._most // self._bytes)) * self._bytes
         source = self._cache.memory.device_address(at)
         function = self._cache._lib.ft_copy_from_host
         stream = self._stream.cuda_stream
-        check(function(self._target.data_ptr(), source, experts * self._bytes, FILL_BLOCKS, stream), "copy")
+        check(function(self._target.data_ptr(), source, experts * self._bytes, self.blocks, stream), "copy")
 
     def seconds(self, experts: int) -> float:
         """Median time of a copy of so many experts."""

@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_ft.experts.policy import BranchTimes
 from sglang_ft.worker import topology
@@ -17,7 +17,7 @@ from sglang_ft.worker import topology
 if TYPE_CHECKING:
     from sglang_ft.experts.formats import LayerSpec
 
-_VERSION = 1
+_VERSION = 2
 
 
 def path() -> Path:
@@ -65,7 +65,7 @@ def save(key: str, times: BranchTimes) -> None:
         os.replace(file.name, path())
 
 
-def _read() -> dict[str, dict[str, float]]:
+def _read() -> dict[str, dict[str, Any]]:
     try:
         entries = json.loads(path().read_text())
     except (OSError, ValueError):
@@ -75,5 +75,5 @@ def _read() -> dict[str, dict[str, float]]:
 
 def _is_usable(times: BranchTimes) -> bool:
     values = dataclasses.astuple(times)
-    numbers = all(isinstance(value, float) and 0 <= value < math.inf for value in values)
-    return numbers and times.link_expert > 0 and times.cpu_expert > 0
+    numbers = all(isinstance(value, float | int) and 0 <= value < math.inf for value in values)
+    return numbers and min(times.link_expert, times.cpu_expert, times.fill_blocks) > 0

@@ -55,6 +55,7 @@ def _measure(summary: ModelSummary, config: FtConfig) -> tuple[LayerSpec, policy
         raise CheckpointError(f"experts of type {summary.dtype} are not supported")
     spec = LayerSpec(fmt, summary.num_experts, summary.hidden, summary.moe_intermediate)
     pool = ExpertPool(plan_banks([spec] * _LAYERS))
+    pool.file.allocate_huge()
     fill_pool(pool, seed=0)
     pool.seal()
     ring = Ring(RingSize(2, 1, summary.top_k, spec.hidden), pool.file.size, _SPIN_NS, _NAP_NS)
@@ -79,7 +80,7 @@ def _print(spec: LayerSpec, topk: int, times: policy.BranchTimes) -> None:
         return f"  {name:<6}{each * 1e6:8.1f} us an expert ({rate:.1f} GB/s) + {fixed * 1e6:.1f} us"
 
     print(f"an expert has {spec.expert_bytes / 1e6:.2f} MB; both branches busy:")
-    print(line("link", times.link_fixed, times.link_expert))
+    print(line("link", times.link_fixed, times.link_expert) + f", {times.fill_blocks} blocks")
     print(line("CPU", times.cpu_fixed, times.cpu_expert))
     print("split of a layer's misses (of the last fill: features computed on the GPU):")
     for misses, split in enumerate(policy.balanced(topk, times, spec.intermediate)[1:], 1):

@@ -27,7 +27,7 @@ from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa, WorkerState
 from sglang_ft.worker.ring import Ring, RingSize
 from sglang_ft.worker.supervisor import Supervisor, WorkerOptions
-from sglang_ft.worker.topology import choose_cores
+from sglang_ft.worker.topology import choose_cores, keep_off
 
 if TYPE_CHECKING:
     from sglang_ft.engine.gpu_experts import GpuExperts
@@ -64,6 +64,12 @@ class ExpertServing:
                 f"the expert pool needs {experts.plan.nbytes / GIB:.2f} GiB and must leave {reserve / GIB:.2f} GiB "
                 f"(--ft-ram-reserve-gib) of host memory free; {free / GIB:.2f} GiB are available"
             )
+        huge = experts.pool.file.allocate_huge()
+        logger.info(
+            "Expert pool: %.2f GiB, %.0f %% of it in pages of 2 MiB",
+            experts.plan.nbytes / GIB,
+            100 * huge / experts.pool.file.size,
+        )
         self.experts = experts
 
     def start(self, chunk_rows: int | None, model: str, export_metrics: bool) -> None:
@@ -98,6 +104,7 @@ class ExpertServing:
             isa,
         )
         if self.on_gpu:
+            keep_off(cores)
             self.experts.gpu = self._put_on_gpu(self.experts, worker, len(cores))
         if export_metrics:
             exporter = metrics.WorkerMetrics(model, self.experts.expert_tensor_bytes, len(cores))

@@ -7,6 +7,7 @@ through two buffers and run in SGLang's own kernels; where no memory is left for
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _KV_LEAST = 1 * GIB
 # Fewer slots than this many steps' routes are not worth two prefill buffers.
 _LEAST_STEPS = 40
 _CORRECTION_PERIOD_S = 1.0
+_TRY_AGAIN_S = 60.0
+"""After so long a CPU that was too slow gets jobs again."""
 _CHANGEABLE = ("cache", "hybrid", "cpu")
 
 
@@ -115,7 +118,8 @@ class GpuExperts:
             self._branch_times(threads, config.recalibrate) if plan.mode in ("hybrid", "cache") else None
         )
         self._correction = policy.Correction()
-        self._corrected_at, self._corrected_from = 0.0, dict.fromkeys(("jobs", "wait_ns"), 0)
+        self._corrected_at, self._hopeless_at = 0.0, math.inf
+        self._corrected_from = self._worker_sums()
         self._mode = plan.mode
         self._set_mode(plan.mode)
         if config.route_trace:
@@ -156,9 +160,8 @@ class GpuExperts:
         if mode != self._mode and (mode not in _CHANGEABLE or self._mode not in _CHANGEABLE):
             raise FtError(f"moe_mode {mode!r}: this server can change between {', '.join(_CHANGEABLE)}")
         torch.cuda.synchronize()
-        if mode != self._mode:
-            self._set_mode(mode)
         if "moe_mode" in wanted:
+            self._set_mode(mode)
             self._correcting = True
         if "split" in wanted:
             self._correcting = False  # it stays until a mode is chosen again
@@ -173,6 +176,9 @@ class GpuExperts:
             **self.cache.state.counters(),
         }
         state["cpu_time_scale"] = self._correction.scale
+        if self._times is not None:  # as calibrated
+            state["link_us_an_expert"] = round(self._times.link_expert * 1e6, 1)
+            state["cpu_us_an_expert"] = round(self._times.cpu_expert * 1e6, 1)
         return state | {"split": self._describe_split(), "stamps": self.cache.stamps()}
 
     def _read_split(self, pairs: Any) -> list[Split]:
@@ -207,6 +213,7 @@ class GpuExperts:
             times = measure.measure(self.cache, self.worker)
             self.cache.state.set_sequence(self.worker.ring.sequence)
             store.save(key, times)
+        self.cache.fill_blocks = times.fill_blocks
         logger.info(
             "An expert takes %.0f us over the link (%.1f GB/s) and %.0f us on the CPU (%.1f GB/s), both busy",
             times.link_expert * 1e6,
@@ -216,28 +223,41 @@ class GpuExperts:
         )
         return times
 
-    def _correct(self) -> None:
-        """Once in a while: what the GPU waited for the worker lately corrects the split."""
+    def _worker_sums(self) -> tuple[int, int, int]:
+        """Jobs, bytes that they read and nanoseconds that they took, so far."""
+        stats = self.worker.ring.header.stats
+        return stats.jobs, stats.bytes, stats.busy_ns
+
+    def _correct(self, times: policy.BranchTimes) -> None:
+        """Once in a while: the time that the worker's jobs took lately corrects the split."""
         now = time.monotonic()
         if now - self._corrected_at < _CORRECTION_PERIOD_S:
             return
-        counters = self.cache.state.last_counters()
-        jobs, wait_ns = (counters[name] - self._corrected_from[name] for name in ("jobs", "wait_ns"))
-        self._corrected_at, self._corrected_from = now, counters
+        self._corrected_at = now
+        sums = self._worker_sums()
+        jobs, nbytes, busy_ns = (new - old for new, old in zip(sums, self._corrected_from, strict=True))
+        self._corrected_from = sums
         was_hopeless = self._correction.hopeless
-        if jobs > 0 and self._correction.update(jobs, wait_ns * 1e-9):
+        if was_hopeless and now - self._hopeless_at > _TRY_AGAIN_S:
+            self._correction.try_again()
+            self._set_mode(self._mode)
+        elif jobs > 0 and self._correction.update(
+            jobs, nbytes / self.cache.spec.expert_bytes, busy_ns * 1e-9, times
+        ):
             self._set_mode(self._mode)
         if self._correction.hopeless and not was_hopeless:
+            self._hopeless_at = now
             logger.warning(
-                "The CPU takes %.0f times as long as measured: misses are only filled from now on",
+                "The CPU takes %.0f times as long as measured: misses are only filled for the next %.0f s",
                 policy.HOPELESS_SCALE,
+                _TRY_AGAIN_S,
             )
 
     def before_forward(self, tokens: int) -> None:
         """Called when a forward pass of `tokens` rows is about to be launched on the current stream."""
         self.worker.wake()
-        if self._mode == "hybrid" and self._correcting:
-            self._correct()
+        if self._mode == "hybrid" and self._correcting and self._times is not None:
+            self._correct(self._times)
         if tokens != self._valid_rows:
             self._num_valid.fill_(tokens)
             self._valid_rows = tokens
@@ -288,6 +308,7 @@ class GpuExperts:
             out = self.worker.run(index, x.cpu(), topk.topk_ids.cpu(), topk.topk_weights.cpu())
         finally:  # the host's jobs have taken their numbers, whatever became of them
             self.cache.state.set_sequence(self.worker.ring.sequence)
+            self._corrected_from = self._worker_sums()  # of decode steps only
         return out.to(x.device)
 
     def last_counters(self) -> dict[str, int]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 64
 """Rows of one step at most; more are a prefill."""
-FILL_BLOCKS = 16
-"""Blocks of the kernel that copies experts: enough loads in flight for the link, and room beside it for the hits."""
 _ROW_DTYPES = {torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
 
 
@@ -56,6 +54,8 @@ class ExpertCache:
         self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
         self.slots.resize(slots)
         self.resident = False
+        self.fill_blocks = 16
+        """Of the kernel that copies experts, see BranchTimes; for steps enqueued from now on."""
         self.state = CacheState(sum(spec.num_experts for spec in specs), max(slots, most_slots), self.device)
         self._allocate()
         self.layers = [self._describe(i, banks) for i, banks in enumerate(pool.plan.layers)]
@@ -203,9 +203,9 @@ class ExpertCache:
             return False
         self._planned.record(main)
         side.wait_event(self._planned)
-        self._launch(self._lib.ft_fill, byref(layer), byref(step), 0, FILL_BLOCKS, side.cuda_stream)
+        self._launch(self._lib.ft_fill, byref(layer), byref(step), 0, self.fill_blocks, side.cuda_stream)
         self._filled.record(side)
-        self._launch(self._lib.ft_fill, byref(layer), byref(step), 1, FILL_BLOCKS, side.cuda_stream)
+        self._launch(self._lib.ft_fill, byref(layer), byref(step), 1, self.fill_blocks, side.cuda_stream)
         self._tail_done.record(side)
         self._experts(layer, step, 0, main)
         main.wait_event(self._filled)

@@ -8,14 +8,17 @@ from sglang_ft.experts.step import FEATURE_STEP, Split
 
 SHARED_UP_TO = 32
 """With more misses than that, half an expert more or less on either side makes no difference."""
-TAIL_WEIGHT = 0.25
-"""What a second of the link costs that no step waits for: it may still delay the next layer's fills."""
+TAIL_WEIGHT = 0.5
+"""What a second of the link costs that no step waits for: it may delay the next layer's fills, and evicts an expert."""
+
+HANDOFF_S = 6e-6
+"""From the plan's doorbell to the worker's first instruction, and from its last to the kernel that waits."""
 
 HOPELESS_SCALE = 4.0
-_CORRECTION = 0.04
 _LEAST_SCALE = 0.5
 _CORRECTED_JOBS = 200
-_SHORT_WAIT_S, _LONG_WAIT_S = 4e-6, 16e-6
+_WEIGHT = 0.3
+_SMALL_CHANGE = 0.03
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class BranchTimes:
     link_expert: float
     cpu_fixed: float
     cpu_expert: float
+    fill_blocks: int = 16
+    """Blocks of the kernel that copies experts: the fewest that fill the link. More would not copy faster, and every
+    other read over the link would wait behind theirs."""
 
     def link(self, experts: float) -> float:
         return self.link_fixed + experts * self.link_expert if experts else 0.0
@@ -36,29 +42,32 @@ class BranchTimes:
 
 @dataclass
 class Correction:
-    """Slow correction of measured times by what the GPU waits for the worker's jobs.
-
-    A split is balanced when the worker ends just after the link. A longer wait says that the CPU is slower than
-    measured; none at all that it may be faster. Far off, the worker is not worth its jobs.
-    """
+    """Slow correction of the measured times by those of the worker's jobs. Far off, it is not worth its jobs."""
 
     scale: float = 1.0
     """Of the CPU's times."""
     _jobs: int = 0
-    _wait_s: float = 0.0
+    _expected_s: float = 0.0
+    _busy_s: float = 0.0
 
-    def update(self, jobs: int, wait_s: float) -> bool:
-        """Takes what happened in a period; whether the scale has changed."""
-        self._jobs, self._wait_s = self._jobs + jobs, self._wait_s + wait_s
+    def update(self, jobs: int, experts: float, busy_s: float, times: BranchTimes) -> bool:
+        """Takes the jobs of a period, the experts they read and the time they took; whether the scale has changed."""
+        self._jobs += jobs
+        self._expected_s += jobs * times.cpu_fixed + experts * times.cpu_expert
+        self._busy_s += jobs * HANDOFF_S + busy_s
         if self._jobs < _CORRECTED_JOBS:
             return False
-        wait = self._wait_s / self._jobs
-        self._jobs, self._wait_s = 0, 0.0
-        if _SHORT_WAIT_S <= wait <= _LONG_WAIT_S:
+        seen = self._busy_s / self._expected_s
+        self._jobs, self._expected_s, self._busy_s = 0, 0.0, 0.0
+        scale = self.scale + _WEIGHT * (seen - self.scale)
+        if abs(scale - self.scale) < _SMALL_CHANGE * self.scale:
             return False
-        self.scale *= 1 + _CORRECTION if wait > _LONG_WAIT_S else 1 - _CORRECTION
-        self.scale = min(max(self.scale, _LEAST_SCALE), 2 * HOPELESS_SCALE)
+        self.scale = min(max(scale, _LEAST_SCALE), 2 * HOPELESS_SCALE)
         return True
+
+    def try_again(self) -> None:
+        """Gives the worker jobs again after it was hopeless: without any, nothing would ever be measured."""
+        self.scale = min(self.scale, HOPELESS_SCALE)
 
     @property
     def hopeless(self) -> bool:

@@ -6,15 +6,29 @@ as the same user, through /proc. Docker's small /dev/shm does not matter.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from sglang_ft.errors import MemoryBudgetError
 
 GIB = 1 << 30
+HUGE_PAGE = 2 << 20
+_COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
+_PIECE = 32 * HUGE_PAGE
+_MOST_THREADS = 16
+_MAP_FIXED = 0x10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class MemoryFile:
@@ -29,14 +43,33 @@ class MemoryFile:
         try:
             os.ftruncate(self.fd, size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self.address = _map_aligned(self.fd, size)
         except OSError as e:
             os.close(self.fd)
             raise MemoryBudgetError(
                 f"cannot map {size / GIB:.2f} GiB of shared memory for the {name}: {e}"
             ) from e
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.address = self.bytes.data_ptr()
+        buffer = (ctypes.c_uint8 * size).from_address(self.address)
+        weakref.finalize(buffer, _libc.munmap, self.address, _round_up(size))
+        self.bytes = torch.frombuffer(buffer, dtype=torch.uint8)
+
+    def allocate_huge(self) -> int:
+        """Allocates all of it now, in pages of 2 MiB where the kernel finds them; returns the bytes that are.
+
+        Reading gigabytes through pages of 4 KiB makes the CPU look up an address for every 4 KiB. The kernel's settings
+        leave shared memory at those, but it collapses pages on request. To be called before anything is written: an
+        empty page is cheaper to collapse, and to fill later.
+        """
+
+        def allocate(begin: int) -> int:
+            end = min(begin + _PIECE, self.size // HUGE_PAGE * HUGE_PAGE)
+            self.bytes[begin:end:HUGE_PAGE] = 0  # what is not there yet is not collapsed
+            return end - begin if _libc.madvise(self.address + begin, end - begin, _COLLAPSE) == 0 else 0
+
+        if self.size < HUGE_PAGE or allocate(0) == 0:
+            return 0  # an older kernel, or no such memory left
+        with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as executor:
+            return sum(executor.map(allocate, range(0, self.size // HUGE_PAGE * HUGE_PAGE, _PIECE)))
 
     def seal_writes(self) -> None:
         """Forbids new writable mappings (Linux 5.1): from now on nobody but this mapping can change it."""
@@ -57,3 +90,34 @@ class MemoryFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _map_aligned(fd: int, size: int) -> int:
+    """Maps a file from a border of a huge page on, which python's mmap cannot choose. Raises OSError.
+
+    The mapping takes `size` rounded up to huge pages of the address space.
+    """
+    span = _round_up(size)
+    reserved = _mmap(0, span + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    address = _round_up(reserved)
+    try:
+        _mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+    except OSError:
+        _libc.munmap(reserved, span + HUGE_PAGE)
+        raise
+    if address > reserved:
+        _libc.munmap(reserved, address - reserved)
+    _libc.munmap(address + span, reserved + HUGE_PAGE - address)
+    return address
+
+
+def _round_up(size: int) -> int:
+    return -(-size // HUGE_PAGE) * HUGE_PAGE
+
+
+def _mmap(address: int, size: int, protection: int, flags: int, fd: int) -> int:
+    mapped = _libc.mmap(address, size, protection, flags, fd, 0)
+    if mapped == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return mapped

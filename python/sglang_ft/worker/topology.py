@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def headroom(num_cores: int) -> int:
     if num_cores <= 2:
         return 0
     return 1 if num_cores <= 8 else 2
+
+
+def keep_off(cores: list[int]) -> None:
+    """Moves all threads of this process to other cores, if at least two are left, and those that they start.
+
+    A thread that polls there would take turns of milliseconds with one of the worker.
+    """
+    import torch
+
+    others = os.sched_getaffinity(0) - set(cores)
+    if len(others) < 2:
+        return
+    torch.set_num_threads(min(torch.get_num_threads(), len(others)))
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended, or may not be moved
+            os.sched_setaffinity(int(thread), others)
 
 
 def choose_cores(threads: int, cores: str) -> list[int]:

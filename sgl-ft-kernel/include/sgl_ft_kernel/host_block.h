@@ -13,12 +13,12 @@ struct HostBlock {
   uint32_t size() const { return 1; }
   void sync() {}
   uint64_t now() const { return 0; }
-  void publish() {}
   uint32_t add(uint32_t* value, uint32_t n) {
     uint32_t before = *value;
     *value += n;
     return before;
   }
+  void count(uint64_t* sum, uint64_t n) { *sum += n; }
   void set_bit(uint32_t* bits, uint32_t i) { bits[i / 32] |= 1u << (i % 32); }
   uint32_t maximum(uint32_t value) { return value; }
   // Exclusive sums in place; returns the total.

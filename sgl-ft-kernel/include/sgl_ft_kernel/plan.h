@@ -26,21 +26,27 @@ constexpr uint32_t kBins = 256;
 struct PlanScratch {
   uint32_t count[FT_CACHE_MAX_EXPERTS];   // rows of each local expert
   uint32_t run_of[FT_CACHE_MAX_EXPERTS];  // its run; FT_NONE: not on the GPU
-  uint32_t miss[FT_CACHE_MAX_EXPERTS];    // misses, ascending
+  uint32_t slot[FT_CACHE_MAX_EXPERTS];    // of each run: hits, then fills
+  uint16_t expert[FT_CACHE_MAX_EXPERTS];  // of each run, then of the other misses, best to fill first
+  uint16_t miss[FT_CACHE_MAX_EXPERTS];    // misses, ascending
   uint32_t age[FT_CACHE_MAX_EXPERTS];     // steps since the last route of each miss
-  uint16_t ranked[FT_CACHE_MAX_EXPERTS];  // misses, best to fill first
-  uint32_t victim[FT_CACHE_MAX_EXPERTS];
   uint32_t scan[FT_CACHE_MAX_EXPERTS];
   uint32_t bins[kBins];
   uint32_t candidate[kMaxCandidates];
   uint32_t candidate_age[kMaxCandidates];
-  int16_t expert[FT_CACHE_MAX_PAIRS];  // of each pair; -1: no route
-  uint32_t candidates, lowest, bin, below;
+  int16_t route[FT_CACHE_MAX_PAIRS];  // expert of each pair; -1: none
+  uint32_t candidates, evictions, bin, below;
   uint32_t row_in_job[FT_CACHE_MAX_PAIRS / 32];
 };
 
 struct PlanNumbers {
   uint32_t step, live, free, hits, misses, fills, features;
+};
+
+// The queue of the oldest slots, and the entry that this thread has read.
+struct LookAhead {
+  uint32_t head, count, slot;
+  bool valid;
 };
 
 template <class Block>
@@ -63,6 +69,7 @@ class StepPlanner {
     count_routes();
     find_hits();
     decide();
+    if (n.fills > n.free) look_ahead();
     rank_misses();
     ring_job();
     touch();
@@ -70,7 +77,7 @@ class StepPlanner {
       choose_victims();
       apply_fills();
     }
-    list_pairs();
+    list_runs();
     finish();
   }
 
@@ -87,9 +94,9 @@ class StepPlanner {
     uint32_t rows = in.num_valid ? uint32_t(*in.num_valid) : in.rows;
     const int32_t* from = routes();
     for (uint32_t p = b.tid(); p < pairs; p += b.size()) {
-      int32_t e = p / in.topk < rows ? from[p] : -1;
-      if (uint32_t(e) >= layer.num_experts) e = -1;
-      s.expert[p] = int16_t(e);
+      int32_t e = from[p];
+      if (uint32_t(e) >= layer.num_experts || p / in.topk >= rows) e = -1;
+      s.route[p] = int16_t(e);
       if (e >= 0) b.add(&s.count[e], 1);
     }
     b.sync();
@@ -115,7 +122,8 @@ class StepPlanner {
         s.age[miss] = n.step - cache.seen[layer.first_expert_id + e];
       } else {
         s.run_of[e] = hit;
-        work.runs[hit] = {slot, 0, rows, layer.intermediate, e, {}};
+        s.slot[hit] = slot;
+        s.expert[hit] = uint16_t(e);
         cache.used[slot] = n.step;
       }
     }
@@ -138,13 +146,13 @@ class StepPlanner {
         uint32_t other = s.count[s.miss[j]];
         rank += other > rows || (other == rows && (s.age[j] < age || (s.age[j] == age && j < i)));
       }
-      s.ranked[rank] = uint16_t(e);
+      s.expert[n.hits + rank] = uint16_t(e);
       if (rank < n.fills) s.run_of[e] = n.hits + rank;
     }
     b.sync();
   }
 
-  FT_HOST_DEVICE uint32_t shared_expert() const { return n.features ? s.ranked[n.fills - 1] : FT_NONE; }
+  FT_HOST_DEVICE uint32_t shared_expert() const { return n.features ? s.expert[n.hits + n.fills - 1] : FT_NONE; }
   FT_HOST_DEVICE uint32_t job_experts() const { return n.misses - n.fills + (n.features ? 1 : 0); }
 
   // As early as possible: the worker starts while the rest is planned.
@@ -157,7 +165,7 @@ class StepPlanner {
     float* ring_weights = reinterpret_cast<float*>(block + ring.weights_offset);
     uint32_t shared = shared_expert();
     for (uint32_t p = b.tid(); p < pairs; p += b.size()) {
-      int32_t e = s.expert[p];
+      int32_t e = s.route[p];
       bool runs_there = e >= 0 && (s.run_of[e] == FT_NONE || uint32_t(e) == shared);
       work.job_routes[p] = runs_there ? e : -1;
       if (!job) continue;
@@ -178,7 +186,7 @@ class StepPlanner {
         head.shared_expert = int32_t(shared);
         head.shared_begin = n.features;
       }
-      b.publish();
+      b.sync();
       if (b.tid() == 0) {
         b.ring(&reinterpret_cast<ft_block*>(block)->doorbell, sequence);
         cache.control->sequence = sequence;
@@ -221,11 +229,12 @@ class StepPlanner {
 
   FT_HOST_DEVICE uint32_t age_of(uint32_t slot) const { return n.step - cache.used[slot]; }
 
-  // Free slots first, in order; then the least recently used.
+  // Slots of the fills' runs. Free ones first, in order; then the least recently used.
   FT_HOST_DEVICE void choose_victims() {
     uint32_t from_free = min(n.fills, n.free);
+    if (b.tid() == 0) s.evictions = 0;
     if (from_free) take_free(from_free);
-    if (from_free < n.fills) take_oldest(from_free, n.fills - from_free);
+    if (from_free < n.fills) take_oldest(n.hits + from_free, n.fills - from_free);
     b.sync();
   }
 
@@ -235,22 +244,35 @@ class StepPlanner {
   FT_HOST_DEVICE void take_oldest(uint32_t first, uint32_t count) {
     if (take_queued(first, count)) return;
     make_queue(min(FT_CACHE_QUEUE, n.live - n.free - n.hits));
+    look_ahead();
     take_queued(first, count);
   }
 
+  // Reads the first entries, early: the loads come back while the job is rung.
+  FT_HOST_DEVICE void look_ahead() {
+    ahead.head = cache.control->queue_head;
+    ahead.count = cache.control->queue_count;
+    read_queue(ahead.head);
+  }
+
+  FT_HOST_DEVICE void read_queue(uint32_t base) {
+    uint32_t i = base + b.tid();
+    ahead.valid = i < ahead.count;
+    if (!ahead.valid) return;
+    ft_queued entry = cache.queue[i];
+    ahead.slot = entry.slot;
+    ahead.valid = cache.used[entry.slot] == entry.used;
+  }
+
   FT_HOST_DEVICE bool take_queued(uint32_t first, uint32_t count) {
-    uint32_t queued = cache.control->queue_count, taken = 0;
-    if (b.tid() == 0) s.bin = cache.control->queue_head;
-    b.sync();
-    for (uint32_t base = s.bin; base < queued && taken < count; base += b.size()) {
-      uint32_t i = base + b.tid();
-      ft_queued entry = i < queued ? cache.queue[i] : ft_queued{0, 0};
-      bool valid = i < queued && cache.used[entry.slot] == entry.used;
-      s.scan[b.tid()] = valid;
+    uint32_t queued = ahead.count, taken = 0;
+    for (uint32_t base = ahead.head; base < queued && taken < count; base += b.size()) {
+      if (base != ahead.head) read_queue(base);
+      s.scan[b.tid()] = ahead.valid;
       uint32_t found = b.scan(s.scan, b.size());
       uint32_t place = taken + s.scan[b.tid()];
-      if (valid && place < count) s.victim[first + place] = entry.slot;
-      if (valid && place == count - 1) s.bin = i + 1;
+      if (ahead.valid && place < count) s.slot[first + place] = ahead.slot;
+      if (ahead.valid && place == count - 1) s.bin = base + b.tid() + 1;
       taken += found;
       b.sync();
     }
@@ -268,7 +290,7 @@ class StepPlanner {
     b.scan(s.scan, threads);
     uint32_t place = b.tid() < threads ? s.scan[b.tid()] : count;
     for (uint32_t slot = begin; slot < end && place < count; slot++)
-      if (cache.expert_of[slot] == FT_NONE) s.victim[place++] = slot;
+      if (cache.expert_of[slot] == FT_NONE) s.slot[n.hits + place++] = slot;
   }
 
   // The `count` oldest of the occupied slots, the oldest first; none that this step uses. Narrows down the
@@ -335,43 +357,41 @@ class StepPlanner {
   }
 
   FT_HOST_DEVICE void apply_fills() {
-    if (b.tid() == 0) s.lowest = 0;  // counts evictions
-    b.sync();
     for (uint32_t i = b.tid(); i < n.fills; i += b.size()) {
-      uint32_t e = s.ranked[i], slot = s.victim[i], old = cache.expert_of[slot];
+      uint32_t e = s.expert[n.hits + i], slot = s.slot[n.hits + i], old = cache.expert_of[slot];
       if (old != FT_NONE) {
         cache.slot_of[old] = FT_NONE;
-        b.add(&s.lowest, 1);
+        b.add(&s.evictions, 1);
       }
       cache.expert_of[slot] = layer.first_expert_id + e;
       cache.slot_of[layer.first_expert_id + e] = slot;
       cache.used[slot] = n.step;
-      bool is_shared = n.features && i == n.fills - 1;
-      work.runs[n.hits + i] = {slot, 0, s.count[e], is_shared ? n.features : layer.intermediate, e, {}};
     }
-    b.sync();
   }
 
-  FT_HOST_DEVICE void list_pairs() {
+  FT_HOST_DEVICE void list_runs() {
     uint32_t runs = n.hits + n.fills;
     b.sync();
-    for (uint32_t r = b.tid(); r < runs; r += b.size()) s.scan[r] = work.runs[r].rows;
+    for (uint32_t r = b.tid(); r < runs; r += b.size()) s.scan[r] = s.count[s.expert[r]];
     b.scan(s.scan, runs);
-    for (uint32_t r = b.tid(); r < runs; r += b.size()) work.runs[r].first_pair = s.scan[r];
+    for (uint32_t r = b.tid(); r < runs; r += b.size()) {
+      uint32_t e = s.expert[r], features = e == shared_expert() ? n.features : layer.intermediate;
+      work.runs[r] = {s.slot[r], s.scan[r], s.count[e], features, e, {}};
+    }
     for (uint32_t p = b.tid(); p < pairs; p += b.size()) {
-      int32_t e = s.expert[p];
+      int32_t e = s.route[p];
       uint32_t run = e >= 0 ? s.run_of[e] : FT_NONE;
-      work.slots[p] = run == FT_NONE ? -1 : int32_t(work.runs[run].slot);
+      work.slots[p] = run == FT_NONE ? -1 : int32_t(s.slot[run]);
       if (run == FT_NONE) continue;
       uint32_t place = s.scan[run];
-      for (uint32_t q = 0; q < p; q++) place += s.expert[q] == e;
+      for (uint32_t q = 0; q < p; q++) place += s.route[q] == e;
       work.pairs[place] = p;
     }
   }
 
   FT_HOST_DEVICE void finish() {
     if (b.tid() != 0) return;
-    uint32_t evictions = n.fills ? s.lowest : 0;
+    uint32_t evictions = n.fills ? s.evictions : 0;
     work.hits = n.hits;
     work.fills = n.fills;
     work.features = n.features;
@@ -380,18 +400,19 @@ class StepPlanner {
     cache.control->free_slots = n.free - (n.fills - evictions);
     cache.control->replay += in.trace && in.trace_last;
     ft_cache_counters& c = *cache.counters;
-    c.steps += 1;
-    c.rows += in.rows;
-    c.hits += n.hits;
-    c.misses += n.misses;
-    c.fills += n.fills;
-    c.evictions += evictions;
-    c.jobs += job_experts() > 0;
-    c.job_experts += job_experts();
-    c.shared += n.features > 0;
+    b.count(&c.steps, 1);
+    b.count(&c.rows, in.rows);
+    b.count(&c.hits, n.hits);
+    if (n.misses == 0) return;
     uint64_t expert_bytes = 0;
     for (int r = 0; r < FT_CACHE_ROLES; r++) expert_bytes += layer.role[r].stride;
-    c.fill_bytes += n.fills * expert_bytes;
+    b.count(&c.misses, n.misses);
+    b.count(&c.fills, n.fills);
+    b.count(&c.evictions, evictions);
+    b.count(&c.jobs, job_experts() > 0);
+    b.count(&c.job_experts, job_experts());
+    b.count(&c.shared, n.features > 0);
+    b.count(&c.fill_bytes, n.fills * expert_bytes);
   }
 
   FT_HOST_DEVICE static uint32_t min(uint32_t x, uint32_t y) { return x < y ? x : y; }
@@ -405,6 +426,7 @@ class StepPlanner {
   ft_work& work;
   uint32_t pairs;
   PlanNumbers n{};
+  LookAhead ahead{};
 };
 
 }  // namespace ft
