@@ -72,7 +72,7 @@ Executor::GroupBuffers Executor::buffers_for(const Layer& layer, const Group& gr
 template <class Function>
 void Executor::run_pieces(uint64_t elements, uint32_t count, const Function& function) {
   if (elements > kInlineElements) return team_.run(count, function);
-  for (uint32_t i = 0; i < count; i++) function(Piece{i, 0});
+  for (uint32_t i = 0; i < count; i++) function(Piece{i, 0, i + 1 < count});
 }
 
 // Where the router weight goes. The output scale is folded into the output factors.
@@ -109,8 +109,8 @@ void Executor::gate_up(const Layer& layer, const Group& group, const GroupBuffer
     const Run& run = plan_.runs[tile.run];
     uint32_t slot = run.slot + tile.first_row;
     run.kernels->gate_up({layer.gate_up(run.expert), activation, buffers.packed_at(slot), buffers.h_at(slot),
-                          scratch_of(piece.member), tile.rows, layer.table.intermediate, tile.begin,
-                          tile.end});
+                          scratch_of(piece.member), tile.rows, layer.table.intermediate, tile.begin, tile.end,
+                          piece.goes_on && tiles[piece.index + 1].follows(tile)});
   });
 }
 
@@ -121,7 +121,8 @@ void Executor::down(const Layer& layer, const JobData& job, const Group& group, 
     const Run& run = plan_.runs[tile.run];
     uint32_t slot = run.slot + tile.first_row;
     run.kernels->down({down_weights(layer, run.expert, job.shared), buffers.h_at(slot),
-                       buffers.partial_at(slot), scratch_of(piece.member), tile.rows, tile.begin, tile.end});
+                       buffers.partial_at(slot), scratch_of(piece.member), tile.rows, tile.begin, tile.end,
+                       piece.goes_on && tiles[piece.index + 1].follows(tile)});
   });
 }
 

@@ -8,18 +8,18 @@ namespace {
 
 // Weight bytes of one tile: below the least a claim is not worth it, above the most too few tiles are left to
 // balance. With many rows a tile computes longer than it reads, so wider bands read its rows less often.
-constexpr uint64_t kMinTileBytes = 48 << 10, kMaxTileBytes = 256 << 10, kMaxTileBytesOfManyRows = 1 << 20;
+constexpr uint64_t kMinTileBytes = 24 << 10, kMaxTileBytes = 256 << 10, kMaxTileBytesOfManyRows = 1 << 20;
 constexpr uint32_t kManyRows = 64;
 constexpr uint32_t kTilesPerThread = 24;
 constexpr uint32_t kMaxTileRows = 128, kPackTileRows = 32;  // multiples of every KernelSet::row_group
 
 uint64_t round_up(uint64_t n, uint64_t step) { return (n + step - 1) / step * step; }
 
-// Features of one tile, in steps of kBandStep. `total` bytes are spread over threads and tiles per thread.
-uint32_t band_features(uint64_t total, uint64_t feature_bytes, uint32_t threads, uint64_t most) {
+// Features of one tile, in steps of `step`. `total` bytes are spread over threads and tiles per thread.
+uint32_t band_features(uint64_t total, uint64_t feature_bytes, uint32_t threads, uint64_t most,
+                       uint32_t step) {
   uint64_t target = std::clamp(total / (threads * kTilesPerThread), kMinTileBytes, most);
-  uint64_t band =
-      std::max<uint64_t>(target / std::max<uint64_t>(feature_bytes, 1) / kBandStep, 1) * kBandStep;
+  uint64_t band = std::max<uint64_t>(target / std::max<uint64_t>(feature_bytes, 1) / step, 1) * step;
   return uint32_t(std::min<uint64_t>(band, kMaxBand));
 }
 
@@ -141,7 +141,8 @@ const std::vector<Tile>& JobPlan::cut(const Group& group, uint32_t features, uin
     total += (runs[i].rows + kMaxTileRows - 1) / kMaxTileRows * (features - first(runs[i])) * feature_bytes;
   for (uint32_t i = group.first_run; i < group.end_run; i++) {
     uint64_t most = runs[i].rows >= kManyRows ? kMaxTileBytesOfManyRows : kMaxTileBytes;
-    uint32_t band = band_features(total, feature_bytes, threads, most);
+    uint32_t step = std::max(kBandStep, runs[i].kernels->row_group);
+    uint32_t band = band_features(total, feature_bytes, threads, most, step);
     for (uint32_t row = 0; row < runs[i].rows; row += kMaxTileRows)
       for (uint32_t begin = first(runs[i]); begin < features; begin += band)
         tiles_.push_back(

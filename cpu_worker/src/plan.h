@@ -47,6 +47,11 @@ struct Tile {
   uint32_t run;
   uint32_t first_row, rows;  // within the run
   uint32_t begin, end;       // features; both 0 when packing
+
+  // Whether it has the next features for the same rows.
+  bool follows(const Tile& other) const {
+    return run == other.run && first_row == other.first_row && begin == other.end;
+  }
 };
 
 // Bytes of one slot in each scratch buffer.

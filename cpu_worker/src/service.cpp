@@ -112,8 +112,8 @@ bool Service::sleep(uint32_t seen) {
   shared(header_.worker_asleep).store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   bool parent_lives = true;
-  while (shared(header_.wake).load(std::memory_order_acquire) == seen && !job_waits() &&
-         !command_waits() && parent_lives) {
+  while (shared(header_.wake).load(std::memory_order_acquire) == seen && !job_waits() && !command_waits() &&
+         parent_lives) {
     futex_wait(&header_.wake, seen, uint64_t(FT_SLEEP_MAX_MS) * 1'000'000);
     parent_lives = getppid() == parent_pid_;
   }

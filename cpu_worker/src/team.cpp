@@ -16,6 +16,10 @@ constexpr uint64_t kMaxSleepNs = kSecond;
 // Waking is a system call that takes time for each sleeper; as a tree it takes the logarithm of that.
 constexpr int kWakesByEach = 2;
 
+uint64_t share_of(uint64_t next, uint64_t end) { return end << 32 | next; }
+uint32_t next_of(uint64_t share) { return uint32_t(share); }
+uint32_t end_of(uint64_t share) { return uint32_t(share >> 32); }
+
 }  // namespace
 
 void pin_to_core(int core) {
@@ -32,7 +36,8 @@ void name_thread(const char* prefix, uint32_t number) {
   pthread_setname_np(pthread_self(), name);
 }
 
-Team::Team(uint32_t threads, const std::vector<int>& cores, uint64_t spin_ns) : spin_ns_(spin_ns) {
+Team::Team(uint32_t threads, const std::vector<int>& cores, uint64_t spin_ns)
+    : spin_ns_(spin_ns), threads_(threads), shares_(new Share[threads]) {
   auto core_of = [&](uint32_t member) { return cores.empty() ? -1 : cores[member % cores.size()]; };
   if (core_of(0) >= 0) pin_to_core(core_of(0));
   for (uint32_t member = 1; member < threads; member++)
@@ -57,32 +62,53 @@ void Team::run_phase(uint32_t count, Call call, const void* function) {
   call_ = call;
   function_ = function;
   finished_.store(0, std::memory_order_relaxed);
-  ticket_.store(uint64_t(count) << 32, std::memory_order_release);
-  while (run_claimed(0)) {
-  }
+  uint64_t members = threads();
+  for (uint64_t m = 0; m < members; m++)
+    shares_[m].pieces.store(share_of(count * m / members, count * (m + 1) / members),
+                            std::memory_order_release);
+  phase_.fetch_add(1, std::memory_order_release);
+  work(0);
   while (finished_.load(std::memory_order_acquire) != count) cpu_relax();
 }
 
-bool Team::run_claimed(uint32_t member) {
-  uint64_t ticket = ticket_.load(std::memory_order_relaxed);
-  do {
-    if (uint32_t(ticket) >= ticket >> 32) return false;
-  } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire,
-                                          std::memory_order_relaxed));
-  call_(function_, {uint32_t(ticket), member});
-  if (progress_) shared(*progress_).fetch_add(1, std::memory_order_relaxed);
-  finished_.fetch_add(1, std::memory_order_release);
-  return true;
+// The member's own share, then what is left of the others'.
+void Team::work(uint32_t member) {
+  uint32_t finished = 0;
+  for (uint32_t i = 0; i < threads(); i++) finished += work_on((member + i) % threads(), member);
+  if (finished) finished_.fetch_add(finished, std::memory_order_release);
+}
+
+uint32_t Team::work_on(uint32_t share, uint32_t member) {
+  std::atomic<uint64_t>& pieces = shares_[share].pieces;
+  bool own = share == member;
+  uint32_t finished = 0;
+  uint64_t seen = pieces.load(std::memory_order_relaxed);
+  while (next_of(seen) < end_of(seen)) {
+    uint32_t next = next_of(seen), end = end_of(seen);
+    uint64_t rest = own ? share_of(next + 1, end) : share_of(next, end - 1);
+    if (!pieces.compare_exchange_weak(seen, rest, std::memory_order_acquire, std::memory_order_relaxed))
+      continue;
+    call_(function_, {own ? next : end - 1, member, own && next + 1 < end});
+    if (member == 0 && progress_) shared(*progress_).fetch_add(1, std::memory_order_relaxed);
+    finished++;
+    seen = pieces.load(std::memory_order_relaxed);
+  }
+  return finished;
 }
 
 void Team::help(uint32_t member, int core) {
   name_thread("ft-worker", member);
   if (core >= 0) pin_to_core(core);
-  uint64_t idle_since = now_ns();
+  uint64_t idle_since = now_ns(), seen = 0;
   while (!leaving_.load(std::memory_order_relaxed)) {
     bool worked = false;
     for (int i = 0; i < kPollsBetweenClockReads; i++) {
-      while (run_claimed(member)) worked = true;
+      uint64_t phase = phase_.load(std::memory_order_acquire);
+      if (phase != seen) {
+        seen = phase;
+        worked = true;
+        work(member);
+      }
       cpu_relax();
     }
     uint64_t now = now_ns();

@@ -28,8 +28,8 @@ constexpr uint32_t kPackedPadding = 32;
 constexpr uint32_t kScratchFloats = 16384;
 // Most features of one gate_up piece.
 constexpr uint32_t kMaxBand = 128;
-// Pieces begin at multiples of this many features.
-constexpr uint32_t kBandStep = 16;
+// Pieces begin at multiples of this many features, or of the kernel set's row_group if that is more.
+constexpr uint32_t kBandStep = 8;
 
 // Weights of one role of one expert: [outs, ins], row-major, and what the format keeps beside them.
 struct Matrix {
@@ -69,6 +69,7 @@ struct GateUpArgs {
   uint32_t rows;
   uint32_t intermediate;
   uint32_t begin, end;  // features, at most kMaxBand
+  bool goes_on;         // the caller does the features from `end` on next
 };
 
 struct DownArgs {
@@ -78,6 +79,7 @@ struct DownArgs {
   float* scratch;  // f32 [kScratchFloats], 64-byte aligned
   uint32_t rows;
   uint32_t begin, end;  // features
+  bool goes_on;         // as in gate_up
 };
 
 struct KernelSet {

@@ -58,16 +58,18 @@ struct FloatDot {
 // Which weight rows: feature i is row first + i * step.
 struct RowSlice {
   uint32_t first;
-  uint32_t step;
+  uint32_t step;  // 0: none
 };
 
-// c[r * c_stride + o] = weight row o . token row r, for OUTS x ROWS elements. PREFETCH: asks for the next
-// OUTS weight rows meanwhile, because the hardware prefetcher starts anew at every page.
+// c[r * c_stride + o] = weight row o . token row r, for OUTS x ROWS elements. PREFETCH: asks for the OUTS
+// weight rows of `next` meanwhile, because the hardware prefetcher starts anew at every page.
 template <class Dot, int OUTS, int ROWS, bool PREFETCH>
-__attribute__((noinline)) void dot_block(const Matrix& m, RowSlice slice, const typename Dot::Element* x,
-                                         size_t x_stride, float* c, size_t c_stride) {
+__attribute__((noinline)) void dot_block(const Matrix& m, RowSlice slice, RowSlice next,
+                                         const typename Dot::Element* x, size_t x_stride, float* c,
+                                         size_t c_stride) {
   using Row = typename Dot::Row;
   auto row = [&](int o) FT_LAMBDA { return Row(m, slice.first + uint32_t(o) * slice.step); };
+  auto next_row = [&](int o) FT_LAMBDA { return Row(m, next.first + uint32_t(o) * next.step); };
   typename Dot::Acc acc[ROWS][OUTS];
   for (int r = 0; r < ROWS; r++)
     for (int o = 0; o < OUTS; o++) acc[r][o] = Dot::zero();
@@ -82,7 +84,7 @@ __attribute__((noinline)) void dot_block(const Matrix& m, RowSlice slice, const 
   uint32_t k = m.first_in;
   for (; k + Dot::kStep <= m.ins; k += Dot::kStep) {
     if constexpr (PREFETCH)
-      for (int o = 0; o < OUTS; o++) row(OUTS + o).prefetch(k);
+      for (int o = 0; o < OUTS; o++) next_row(o).prefetch(k);
     step(k, [](Row w, uint32_t k) FT_LAMBDA { return w.load(k); });
   }
   if (k < m.ins) step(k, [n = m.ins - k](Row w, uint32_t k) FT_LAMBDA { return w.load_partial(k, n); });
@@ -94,44 +96,52 @@ __attribute__((noinline)) void dot_block(const Matrix& m, RowSlice slice, const 
 
 // dot_block for 1 .. ROWS token rows, known at run time.
 template <class Dot, int OUTS, uint32_t ROWS, bool PREFETCH>
-FT_INLINE void dot_few(const Matrix& m, RowSlice slice, const typename Dot::Element* x, size_t x_stride,
-                       uint32_t rows, float* c, size_t c_stride) {
+FT_INLINE void dot_few(const Matrix& m, RowSlice slice, RowSlice next, const typename Dot::Element* x,
+                       size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
   if constexpr (ROWS > 1)
-    if (rows < ROWS) return dot_few<Dot, OUTS, ROWS - 1, PREFETCH>(m, slice, x, x_stride, rows, c, c_stride);
-  dot_block<Dot, OUTS, ROWS, PREFETCH>(m, slice, x, x_stride, c, c_stride);
+    if (rows < ROWS)
+      return dot_few<Dot, OUTS, ROWS - 1, PREFETCH>(m, slice, next, x, x_stride, rows, c, c_stride);
+  dot_block<Dot, OUTS, ROWS, PREFETCH>(m, slice, next, x, x_stride, c, c_stride);
 }
 
-// Features [0, n) of the slice for at most ROWS token rows. PREFETCH as in dot_block.
+// Features [0, n) of the slice for at most ROWS token rows. PREFETCH as in dot_block; `after`, unless its
+// step is 0, are the weight rows that come after the slice.
 template <class Dot, int OUTS, uint32_t ROWS, bool PREFETCH>
-inline void dot_group(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
-                      size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
+inline void dot_group(const Matrix& m, RowSlice slice, uint32_t n, RowSlice after,
+                      const typename Dot::Element* x, size_t x_stride, uint32_t rows, float* c,
+                      size_t c_stride) {
   auto at = [&](uint32_t o) FT_LAMBDA { return RowSlice{slice.first + o * slice.step, slice.step}; };
   uint32_t o = 0;
-  for (; PREFETCH && o + 2 * OUTS <= n; o += OUTS)
-    dot_few<Dot, OUTS, ROWS, true>(m, at(o), x, x_stride, rows, c + o, c_stride);
-  for (; o + OUTS <= n; o += OUTS)
-    dot_few<Dot, OUTS, ROWS, false>(m, at(o), x, x_stride, rows, c + o, c_stride);
-  for (; o < n; o++) dot_few<Dot, 1, ROWS, false>(m, at(o), x, x_stride, rows, c + o, c_stride);
+  for (; o + OUTS <= n; o += OUTS) {
+    RowSlice next = o + 2 * OUTS <= n ? at(o + OUTS) : after;
+    if (PREFETCH && next.step)
+      dot_few<Dot, OUTS, ROWS, true>(m, at(o), next, x, x_stride, rows, c + o, c_stride);
+    else
+      dot_few<Dot, OUTS, ROWS, false>(m, at(o), next, x, x_stride, rows, c + o, c_stride);
+  }
+  for (; o < n; o++) dot_few<Dot, 1, ROWS, false>(m, at(o), after, x, x_stride, rows, c + o, c_stride);
 }
 
 // The same for any number of token rows. A group of these stays in the L1 cache while the band passes by;
 // the first group brings the band from memory into the L2 cache.
 template <class Dot, int OUTS, uint32_t ROWS>
-FT_INLINE void dot_band(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
-                        size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
-  dot_group<Dot, OUTS, ROWS, true>(m, slice, n, x, x_stride, smaller(ROWS, rows), c, c_stride);
+FT_INLINE void dot_band(const Matrix& m, RowSlice slice, uint32_t n, RowSlice after,
+                        const typename Dot::Element* x, size_t x_stride, uint32_t rows, float* c,
+                        size_t c_stride) {
+  dot_group<Dot, OUTS, ROWS, true>(m, slice, n, after, x, x_stride, smaller(ROWS, rows), c, c_stride);
   for (uint32_t r = ROWS; r < rows; r += ROWS)
-    dot_group<Dot, OUTS, ROWS, false>(m, slice, n, x + r * x_stride, x_stride, smaller(ROWS, rows - r),
+    dot_group<Dot, OUTS, ROWS, false>(m, slice, n, after, x + r * x_stride, x_stride, smaller(ROWS, rows - r),
                                       c + r * c_stride, c_stride);
 }
 
 template <class Dot>
-FT_INLINE void dot_tile(const Matrix& m, RowSlice slice, uint32_t n, const typename Dot::Element* x,
-                        size_t x_stride, uint32_t rows, float* c, size_t c_stride) {
+FT_INLINE void dot_tile(const Matrix& m, RowSlice slice, uint32_t n, RowSlice after,
+                        const typename Dot::Element* x, size_t x_stride, uint32_t rows, float* c,
+                        size_t c_stride) {
   if (rows <= Dot::kWideRows)
-    dot_band<Dot, Dot::kWideOuts, Dot::kWideRows>(m, slice, n, x, x_stride, rows, c, c_stride);
+    dot_band<Dot, Dot::kWideOuts, Dot::kWideRows>(m, slice, n, after, x, x_stride, rows, c, c_stride);
   else
-    dot_band<Dot, Dot::kOuts, Dot::kRows>(m, slice, n, x, x_stride, rows, c, c_stride);
+    dot_band<Dot, Dot::kOuts, Dot::kRows>(m, slice, n, after, x, x_stride, rows, c, c_stride);
 }
 
 template <class Element>
@@ -179,10 +189,11 @@ struct RowKernels {
     size_t h_stride = round_up(a.weights.ins, kPackedPadding);
     size_t outs = a.weights.outs;
     uint32_t n = a.end - a.begin;
+    RowSlice after{a.end, a.goes_on ? 1u : 0u};
     for (uint32_t r = 0; r < a.rows; r += kBlockRows) {
       uint32_t rows = smaller(kBlockRows, a.rows - r);
       float* c = a.partial + r * outs + a.begin;
-      dot_tile<Dot>(a.weights, {a.begin, 1}, n, h + r * h_stride, h_stride, rows, c, outs);
+      dot_tile<Dot>(a.weights, {a.begin, 1}, n, after, h + r * h_stride, h_stride, rows, c, outs);
       if (!a.weights.bias) continue;
       for (uint32_t i = 0; i < rows; i++) add_bias(c + i * outs, a.weights.bias, a.begin, 1, n);
     }
@@ -203,9 +214,10 @@ struct RowKernels {
     uint32_t n = a.end - a.begin, step = gated && a.activation.interleaved ? 2 : 1;
     RowSlice gate_rows{a.begin * step, step};
     RowSlice up_rows{step == 2 ? gate_rows.first + 1 : a.intermediate + a.begin, step};
+    RowSlice after{a.end * step, a.goes_on ? step : 0};
     float *gate = a.scratch, *up = a.scratch + size_t(kBlockRows) * n;
-    dot_tile<Dot>(m, gate_rows, n, x, x_stride, rows, gate, n);
-    if (gated) dot_tile<Dot>(m, up_rows, n, x, x_stride, rows, up, n);
+    dot_tile<Dot>(m, gate_rows, n, gated ? up_rows : after, x, x_stride, rows, gate, n);
+    if (gated) dot_tile<Dot>(m, up_rows, n, after, x, x_stride, rows, up, n);
     for (uint32_t r = 0; r < rows; r++) {
       if (m.bias) add_bias(gate + r * n, m.bias, gate_rows.first, step, n);
       if (m.bias && gated) add_bias(up + r * n, m.bias, up_rows.first, step, n);

@@ -152,7 +152,9 @@ class StepPlanner {
     b.sync();
   }
 
-  FT_HOST_DEVICE uint32_t shared_expert() const { return n.features ? s.expert[n.hits + n.fills - 1] : FT_NONE; }
+  FT_HOST_DEVICE uint32_t shared_expert() const {
+    return n.features ? s.expert[n.hits + n.fills - 1] : FT_NONE;
+  }
   FT_HOST_DEVICE uint32_t job_experts() const { return n.misses - n.fills + (n.features ? 1 : 0); }
 
   // As early as possible: the worker starts while the rest is planned.
