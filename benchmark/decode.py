@@ -32,6 +32,7 @@ from sglang_ft.experts.traces import synthetic_trace, write_trace  # noqa: E402
 from sglang_ft.kernels.abi import Stamp  # noqa: E402
 
 SKIPPED = 48  # tokens of an answer before its speed counts
+TABLE_TOKENS = 900  # of the answer during which stamps are read
 FLAGS = ("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache")
 FLAGS += ("--attention-backend", "triton", "--sampling-backend", "pytorch", "--cuda-graph-max-bs", "8")
 FLAGS += ("--max-running-requests", "8", "--context-length", "4096", "--chunked-prefill-size", "2048")
@@ -127,7 +128,7 @@ def time_table(server: Server, args: argparse.Namespace) -> dict[str, float]:
     model. `fill_starts`, `link` and `tail` say what the link did meanwhile.
     """
     httpx.post(server.url + "/ft/experts", json={"stamps": True}, timeout=60).raise_for_status()
-    answer = threading.Thread(target=decode_rate, args=(server.url, 1, args.context, 1200))
+    answer = threading.Thread(target=decode_rate, args=(server.url, 1, args.context, TABLE_TOKENS))
     answer.start()
     time.sleep(3)
     rows: list[dict[str, float]] = []

@@ -14,23 +14,13 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kFeatures = 4;  // of a thread
 
-// Ends when the job is done, by whichever worker, or when the owner aborts all waits.
-__device__ void wait_for_job(const ft_cache& cache, const ft_ring_view& ring, const ft_block& block,
-                             uint64_t sequence, bool counts) {
-  uint64_t start = nanoseconds();
-  uint32_t failed = 0;
+// Returns true when the job is done, by whichever worker; false when the owner aborts all waits.
+__device__ bool wait_for_job(const ft_ring_view& ring, const ft_block& block, uint64_t sequence) {
   while (load_acquire_system(&block.done) < sequence) {
-    if (load_volatile(ring.abort)) {
-      failed = FT_FAILED_ABORTED;
-      break;
-    }
+    if (load_volatile(ring.abort)) return false;
     __nanosleep(64);
   }
-  if (!failed) failed = load_volatile(&block.status);
-  if (failed) *cache.failure = failed;
-  if (!counts) return;
-  cache.counters->wait_ns += nanoseconds() - start;
-  cache.counters->failed_jobs += failed != 0;
+  return true;
 }
 
 template <class Format>
@@ -65,20 +55,29 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(ft_cache cache, ft_mo
   if (sequence && in_job) {  // the same for the whole block
     const ft_ring_view& ring = step.ring;
     const uint8_t* block = ring.blocks + (sequence - 1) % ring.num_blocks * ring.block_stride;
-    if (threadIdx.x == 0)
-      wait_for_job(cache, ring, *reinterpret_cast<const ft_block*>(block), sequence,
-                   blockIdx.x == 0 && row == step.work->first_job_row);
+    const ft_block& job = *reinterpret_cast<const ft_block*>(block);
+    const uint64_t start = nanoseconds();
+    const bool done = threadIdx.x != 0 || wait_for_job(ring, job, sequence);
+    const uint64_t waited = nanoseconds() - start;
     __syncthreads();
     stamper.begin(FT_STAMP_JOB_DONE);
+    float4 value = {0, 0, 0, 0};
     if (first < layer.hidden) {
       const float* results = reinterpret_cast<const float*>(block + ring.results_offset);
-      const float4 value =
-          __ldcv(reinterpret_cast<const float4*>(results + uint64_t(row) * layer.hidden + first));
-      sum.x += value.x;
-      sum.y += value.y;
-      sum.z += value.z;
-      sum.w += value.w;
+      value = __ldcv(reinterpret_cast<const float4*>(results + uint64_t(row) * layer.hidden + first));
     }
+    if (threadIdx.x == 0) {  // the status takes the link at the same time as the results
+      const uint32_t failed = done ? load_volatile(&job.status) : FT_FAILED_ABORTED;
+      if (failed) *cache.failure = failed;
+      if (blockIdx.x == 0 && row == step.work->first_job_row) {
+        cache.counters->wait_ns += waited;
+        cache.counters->failed_jobs += failed != 0;
+      }
+    }
+    sum.x += value.x;
+    sum.y += value.y;
+    sum.z += value.z;
+    sum.w += value.w;
   }
   if (first < layer.hidden) {
     typename Format::Element out[kFeatures] = {Format::from_float(sum.x), Format::from_float(sum.y),

@@ -60,7 +60,7 @@ class ExpertCache:
         self._allocate()
         self.layers = [self._describe(i, banks) for i, banks in enumerate(pool.plan.layers)]
         self._fill_stream = torch.cuda.Stream(self.device)
-        self._planned, self._filled, self._tail_done = (torch.cuda.Event() for _ in range(3))
+        self._planned, self._filled, self._summed, self._tail_done = (torch.cuda.Event() for _ in range(4))
         self.ring_view = self._view_ring()
         self.reset()
 
@@ -184,37 +184,43 @@ class ExpertCache:
         main = torch.cuda.current_stream(self.device)
         if self._recorded is not None:
             self._recorded[index, : routes.shape[0]].copy_(routes)
-        early = True
-        if self.resident and self._trace is None:
-            step.work = None
-            self._experts(layer, step, 0, main)
+        state = byref(self.state.struct)
+        planned = not self.resident or self._trace is not None
+        on_gpu = self.resident or not (self.slots.slots == 0 or layer.uncached)
+        if planned:
+            self._launch(self._lib.ft_plan, state, byref(layer), byref(step), main.cuda_stream)
         else:
-            early = self._cached(index, layer, step, main)
-        self._launch(
-            self._lib.ft_combine, byref(self.state.struct), byref(layer), byref(step), early, main.cuda_stream
-        )
+            step.work = None
+        if planned and on_gpu:
+            self._fill_beside_hits(layer, step, main)
+        if on_gpu:
+            self._experts(layer, step, int(planned), main)
+        # Early: ft_down on `main` was launched last.
+        self._launch(self._lib.ft_combine, state, byref(layer), byref(step), on_gpu, main.cuda_stream)
+        if planned and on_gpu:
+            self._finish_fills(index, layer, step, main)
         return out
 
-    def _cached(self, index: int, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> bool:
-        """Everything up to the sum. Returns whether the last launch was ft_down on `main`."""
+    def _fill_beside_hits(self, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> None:
+        """Fills on the side stream, hits on `main`, which then goes on with the fills."""
         side = self._fill_stream
-        self._launch(self._lib.ft_plan, byref(self.state.struct), byref(layer), byref(step), main.cuda_stream)
-        if self.slots.slots == 0 or layer.uncached:
-            return False
         self._planned.record(main)
         side.wait_event(self._planned)
         self._launch(self._lib.ft_fill, byref(layer), byref(step), 0, self.fill_blocks, side.cuda_stream)
         self._filled.record(side)
-        self._launch(self._lib.ft_fill, byref(layer), byref(step), 1, self.fill_blocks, side.cuda_stream)
-        self._tail_done.record(side)
         self._experts(layer, step, 0, main)
         main.wait_event(self._filled)
-        self._experts(layer, step, 1, main)
-        if all(later.uncached for later in self.layers[index + 1 :]):
-            # Nothing later in this forward pass joins the side stream; the next one may use the slot.
+
+    def _finish_fills(self, index: int, layer: abi.Layer, step: abi.Step, main: torch.cuda.Stream) -> None:
+        """The rest of a shared expert, beside whatever follows the layer: the sum needs the link for the job."""
+        side = self._fill_stream
+        self._summed.record(main)
+        side.wait_event(self._summed)
+        self._launch(self._lib.ft_fill, byref(layer), byref(step), 1, self.fill_blocks, side.cuda_stream)
+        if index + 1 == len(self.layers) or self.layers[index + 1].uncached:
+            # The next layer does not join the side stream; what follows may use the slot or this step's work.
+            self._tail_done.record(side)
             main.wait_event(self._tail_done)
-            return False
-        return True
 
     def _experts(self, layer: abi.Layer, step: abi.Step, fills: int, stream: torch.cuda.Stream) -> None:
         self._launch(self._lib.ft_gate_up, byref(layer), byref(step), fills, stream.cuda_stream)
