@@ -112,8 +112,9 @@ def summarize(folder: str | Path, needs_tokenizer: bool = True) -> ModelSummary:
     text = text_config(config)
     experts, others, unused = _sort(read_checkpoint(folder), num_layers=_number(text, ("num_hidden_layers",)))
     _check_completeness(folder, experts, _number(text, NUM_EXPERTS))
-    _check_format(folder, experts, config)
-    return _summary(folder, config, experts, others, unused)
+    summary = _summary(folder, config, experts, others, unused)
+    _check_format(folder, experts, config, summary)
+    return summary
 
 
 def summarize_config(folder: str | Path) -> ModelSummary:
@@ -217,14 +218,25 @@ def _check_completeness(folder: Path, experts: Mapping[int, _Layer], num_experts
         raise CheckpointError(f"{folder}: experts are missing\n" + "\n".join(f"  {p}" for p in problems[:20]))
 
 
-def _check_format(folder: Path, experts: Mapping[int, _Layer], config: Mapping[str, Any]) -> None:
+class FormatError(CheckpointError):
+    """The checkpoint is sound, but this version cannot serve its experts; `summary` has its sizes."""
+
+    def __init__(self, text: str, summary: ModelSummary) -> None:
+        super().__init__(text)
+        self.summary = summary
+
+
+def _check_format(
+    folder: Path, experts: Mapping[int, _Layer], config: Mapping[str, Any], summary: ModelSummary
+) -> None:
     dtypes = {t.dtype for layer in experts.values() for t in layer.values()}
     if dtypes <= DTYPES.keys():
         return
     method = _quantization_method(folder, config)
-    raise CheckpointError(
+    raise FormatError(
         f"{folder}: the experts are quantized ({method}; tensors of type {', '.join(sorted(dtypes))}); "
-        "this version serves experts in BF16, FP16 and FP32"
+        "this version serves experts in BF16, FP16 and FP32",
+        summary,
     )
 
 

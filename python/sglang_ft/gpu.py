@@ -14,10 +14,11 @@ _CAPABILITY_ATTRIBUTES = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJO
 
 
 class Gpu(NamedTuple):
-    """One NVIDIA GPU. `capability`: its compute capability, like (9, 0)."""
+    """One NVIDIA GPU. `capability`: its compute capability, like (9, 0); `nbytes`: its memory."""
 
     name: str
     capability: tuple[int, int]
+    nbytes: int = 0
 
 
 @functools.cache
@@ -74,4 +75,6 @@ def _describe(driver: ctypes.CDLL, index: int) -> Gpu:
     for attribute in _CAPABILITY_ATTRIBUTES:
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(value.value)
-    return Gpu(name.value.decode(), (capability[0], capability[1]))
+    total = ctypes.c_size_t()
+    driver.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+    return Gpu(name.value.decode(), (capability[0], capability[1]), total.value)

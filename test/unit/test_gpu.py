@@ -14,6 +14,7 @@ int cuDriverGetVersion(int* version) {{ *version = 12040; return 0; }}
 int cuDeviceGetCount(int* count) {{ *count = {count}; return 0; }}
 int cuDeviceGet(int* device, int index) {{ *device = index; return 0; }}
 int cuDeviceGetName(char* name, int size, int device) {{ snprintf(name, size, "Model %d", device); return 0; }}
+int cuDeviceTotalMem_v2(unsigned long* bytes, int) {{ *bytes = 24ul << 30; return 0; }}
 int cuDeviceGetAttribute(int* value, int attribute, int) {{ *value = attribute == 75 ? {major} : 6; return 0; }}
 }}
 """
@@ -50,7 +51,8 @@ def run(tmp_path):
 
 def test_gpus_are_described_and_missing_kernels_named(run):
     gpus, cuda, missing = run(FOUND, count=2).split("|")
-    assert gpus == "(Gpu(name='Model 0', capability=(8, 6)), Gpu(name='Model 1', capability=(8, 6)))"
+    same = f"capability=(8, 6), nbytes={24 << 30})"
+    assert gpus == f"(Gpu(name='Model 0', {same}, Gpu(name='Model 1', {same})"
     assert cuda == "(12, 4)"
     assert missing.startswith("the CUDA kernels are not installed: pip install ./sgl-ft-kernel ")
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ft.engine.gpu_experts import GpuPlan, plan_memory
 from sglang_ft.errors import MemoryBudgetError
 from sglang_ft.experts.formats import LayerSpec, find_format
-from sglang_ft.experts.prefill import buffer_bytes
+from sglang_ft.memory.planner import GpuPlan, divide
 
 GIB = 1 << 30
 LAYERS, TOPK = 40, 8
@@ -15,8 +14,12 @@ SPEC = LayerSpec(find_format(None, "bfloat16"), 256, 2048, 512)  # an expert of 
 EVERYTHING = LAYERS * 256
 
 
+def buffer_bytes(spec: LayerSpec) -> int:
+    return 2 * spec.num_experts * spec.expert_bytes
+
+
 def plan(mode: str, slots: int, available: float) -> GpuPlan:
-    return plan_memory(mode, slots, SPEC, LAYERS, TOPK, int(available * GIB))
+    return divide(mode, slots, SPEC.expert_bytes, SPEC.num_experts, LAYERS, TOPK, int(available * GIB))
 
 
 def test_sizes_that_the_cases_below_count_with():
@@ -76,7 +79,7 @@ def test_slots_that_do_not_fit_are_refused(mode):
 )
 def test_what_we_choose_leaves_room_for_the_kv_cache(mode, layers, topk, shape, available):
     spec = LayerSpec(SPEC.format, *shape)
-    got = plan_memory(mode, 0, spec, layers, topk, available)
+    got = divide(mode, 0, spec.expert_bytes, spec.num_experts, layers, topk, available)
     used = got.slots * spec.expert_bytes + got.buffers * buffer_bytes(spec)
     assert used <= max(0, available - max(GIB, available // 5))
     assert got.slots <= layers * spec.num_experts

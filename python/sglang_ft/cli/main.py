@@ -23,6 +23,9 @@ COMMANDS = {
     "serve": Command(
         "sglang_ft.launch_server", "start the server; the same as python -m sglang_ft.launch_server"
     ),
+    "plan": Command(
+        "sglang_ft.cli.plan", "plan the memory of a model on a machine, before anything is loaded"
+    ),
     "doctor": Command("sglang_ft.cli.doctor", "check this machine; each problem comes with its cure"),
     "bench": Command(
         "sglang_ft.cli.bench", "replay route traces through the expert cache; write synthetic ones"

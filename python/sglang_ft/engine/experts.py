@@ -23,6 +23,7 @@ from sglang_ft.engine.hook import Hook
 from sglang_ft.engine.moe import ExpertLayers, PooledMoEMethod
 from sglang_ft.errors import CheckpointError, FtError, MemoryBudgetError, WorkerError
 from sglang_ft.experts import synthetic
+from sglang_ft.memory import planner
 from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa, WorkerState
 from sglang_ft.worker.ring import Ring, RingSize
@@ -128,8 +129,14 @@ class ExpertServing:
         if any(spec != specs[0] for spec in specs):
             logger.warning("MoE layers differ in shape: all experts run in the cpu_worker")
             mode = "cpu"
-        plan = gpu_experts.plan_memory(
-            mode, slots, specs[0], len(specs), experts.topk, gpu_experts.available_memory()
+        plan = planner.divide(
+            mode,
+            slots,
+            specs[0].expert_bytes,
+            specs[0].num_experts,
+            len(specs),
+            experts.topk,
+            gpu_experts.available_memory(),
         )
         gpu = gpu_experts.GpuExperts(experts.pool, worker, experts.topk, plan, threads, self.config)
         total = sum(spec.num_experts for spec in specs)

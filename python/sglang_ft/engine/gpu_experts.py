@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,73 +21,23 @@ from sglang.srt.runtime_context import get_schedule
 from sglang_ft.calibration import measure, store
 from sglang_ft.config import FtConfig, MoeMode
 from sglang_ft.engine.hook import Hook
-from sglang_ft.errors import FtError, MemoryBudgetError, TraceError, WorkerError
+from sglang_ft.errors import FtError, TraceError, WorkerError
 from sglang_ft.experts import policy
 from sglang_ft.experts.bank import ExpertPool
 from sglang_ft.experts.decode import ExpertCache
-from sglang_ft.experts.formats import LayerSpec
-from sglang_ft.experts.prefill import LayerStream, buffer_bytes
+from sglang_ft.experts.prefill import LayerStream
 from sglang_ft.experts.step import FEATURE_STEP, Split
 from sglang_ft.experts.traces import Trace, TraceHeader, TraceWriter, read_trace
-from sglang_ft.worker.memory import GIB
+from sglang_ft.memory.planner import GpuPlan
 from sglang_ft.worker.protocol import Isa
 from sglang_ft.worker.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-# Of what is free after the dense weights, so much is kept for the KV cache when the user names no number of slots.
-_KV_SHARE = 0.2
-_KV_LEAST = 1 * GIB
-# Fewer slots than this many steps' routes are not worth two prefill buffers.
-_LEAST_STEPS = 40
 _CORRECTION_PERIOD_S = 1.0
 _TRY_AGAIN_S = 60.0
 """After so long a CPU that was too slow gets jobs again."""
 _CHANGEABLE = ("cache", "hybrid", "cpu")
-
-
-@dataclass(frozen=True)
-class GpuPlan:
-    """What the experts get of the GPU. `buffers`: whether prefill streams layers."""
-
-    mode: MoeMode
-    slots: int
-    buffers: bool
-
-
-def plan_memory(
-    mode: MoeMode, slots: int, spec: LayerSpec, layers: int, topk: int, available: int
-) -> GpuPlan:
-    """Mode, slots and buffers for `available` bytes of GPU memory; `slots` 0 and mode auto: ours to choose.
-
-    Raises MemoryBudgetError for what cannot fit.
-    """
-    everything = layers * spec.num_experts
-    need = everything * spec.expert_bytes
-    left = max(0, available - max(_KV_LEAST, int(available * _KV_SHARE)))
-    if mode == "resident" and need > available:
-        raise MemoryBudgetError(
-            f"--ft-moe-mode resident: all experts need {need / GIB:.2f} GiB of GPU memory, "
-            f"{available / GIB:.2f} GiB are available; leave the flag out to cache a part of them"
-        )
-    if mode == "resident" or (mode == "auto" and not slots and need <= left):
-        return GpuPlan("resident", everything, False)
-    if mode == "cpu":
-        return GpuPlan("cpu", 0, False)
-    mode = "hybrid" if mode == "auto" else mode
-    streams = buffer_bytes(spec)
-    if slots:
-        if slots * spec.expert_bytes > available:
-            raise MemoryBudgetError(
-                f"--ft-slots {slots} need {slots * spec.expert_bytes / GIB:.2f} GiB of GPU memory, "
-                f"{available / GIB:.2f} GiB are available"
-            )
-        slots = min(slots, everything)
-        return GpuPlan(mode, slots, slots * spec.expert_bytes + streams <= available)
-    fits = (left - streams) // spec.expert_bytes
-    buffers = fits >= _LEAST_STEPS * topk
-    slots = min(everything, max(0, fits if buffers else left // spec.expert_bytes))
-    return GpuPlan(mode, slots, buffers) if slots else GpuPlan("cpu", 0, False)
 
 
 class GpuExperts:

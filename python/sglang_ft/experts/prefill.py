@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from sglang_ft.experts.decode import copy_registered
-from sglang_ft.experts.formats import LayerSpec
 
 if TYPE_CHECKING:
     from sglang_ft.experts.bank import ExpertPool
     from sglang_ft.worker.protocol import Role
-
-
-def buffer_bytes(spec: LayerSpec) -> int:
-    """GPU memory that streaming layers like `spec` takes."""
-    return 2 * spec.num_experts * spec.expert_bytes
 
 
 class LayerStream:

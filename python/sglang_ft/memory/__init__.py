@@ -1,0 +1,1 @@
+"""What goes where in GPU and host memory, decided before anything is allocated."""
