@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang_ft.errors import CheckpointError, ConfigError
 from sglang_ft.tensor_files import TensorInfo, read_checkpoint
+from sglang_ft.weights import manifest
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -26,6 +27,7 @@ TOKENIZER_FILES = (
 )
 _CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_FORMAT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 # Names of one number in the config.json of different families, in the order tried.
@@ -110,11 +112,37 @@ def summarize(folder: str | Path, needs_tokenizer: bool = True) -> ModelSummary:
             "name one with --tokenizer-path"
         )
     text = text_config(config)
+    if manifest.is_converted(folder):
+        return _summary_of_converted(folder, config)
     experts, others, unused = _sort(read_checkpoint(folder), num_layers=_number(text, ("num_hidden_layers",)))
     _check_completeness(folder, experts, _number(text, NUM_EXPERTS))
     summary = _summary(folder, config, experts, others, unused)
     _check_format(folder, experts, config, summary)
     return summary
+
+
+def _summary_of_converted(folder: Path, config: Mapping[str, Any]) -> ModelSummary:
+    """The experts by the manifest, the rest by headers."""
+    found, text = manifest.read(folder), text_config(config)
+    _, others, unused = _sort(read_checkpoint(folder), num_layers=_number(text, ("num_hidden_layers",)))
+    first = found.layers[0]
+    strides = [stride for _, stride, *_ in first["roles"].values()]
+    return ModelSummary(
+        path=folder,
+        architecture=config["architectures"][0],
+        num_layers=_number(text, ("num_hidden_layers",)),
+        num_moe_layers=len(found.layers),
+        num_experts=first["num_experts"],
+        top_k=_number(text, TOP_K),
+        hidden=first["hidden"],
+        moe_intermediate=first["intermediate"],
+        dtype=_FORMAT_DTYPES[first["format"]],
+        context_length=_number(text, ("max_position_embeddings", "model_max_length", "max_sequence_length")),
+        expert_bytes=sum(strides),
+        pool_bytes=found.experts.nbytes,
+        other_bytes=sum(t.nbytes for t in others),
+        unused_bytes=sum(t.nbytes for t in unused),
+    )
 
 
 def summarize_config(folder: str | Path) -> ModelSummary:
@@ -185,6 +213,11 @@ def _sort(
         else:
             others.append(tensor)
     return dict(experts), others, unused
+
+
+def is_expert(name: str, num_layers: int) -> bool:
+    """Whether a tensor belongs to a routed expert of one of the model's own layers."""
+    return bool(_EXPERT.search(name) and not _NEXT_TOKEN_HEAD.search(name) and _layer_of(name) < num_layers)
 
 
 def _layer_of(name: str) -> int:

@@ -295,6 +295,9 @@ void ft_client_abort(void* ring, uint32_t value);
 /* Waits until worker_state != state. 0: it changed; 1: timeout. */
 int ft_client_state_wait(void* ring, uint32_t state, uint64_t timeout_ns);
 
+/* CRC-32C of `bytes` at `data`, going on from `crc`, 0 at first: for weight files. */
+uint32_t ft_client_crc32c(uint32_t crc, const void* data, uint64_t bytes);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -26,6 +26,8 @@ COMMANDS = {
     "plan": Command(
         "sglang_ft.cli.plan", "plan the memory of a model on a machine, before anything is loaded"
     ),
+    "convert": Command("sglang_ft.cli.convert", "convert a checkpoint for loading at the speed of the disk"),
+    "verify": Command("sglang_ft.cli.verify", "check every byte of a converted checkpoint"),
     "doctor": Command("sglang_ft.cli.doctor", "check this machine; each problem comes with its cure"),
     "bench": Command(
         "sglang_ft.cli.bench", "replay route traces through the expert cache; write synthetic ones"

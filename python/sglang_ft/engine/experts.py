@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
@@ -24,6 +25,8 @@ from sglang_ft.engine.moe import ExpertLayers, PooledMoEMethod
 from sglang_ft.errors import CheckpointError, FtError, MemoryBudgetError, WorkerError
 from sglang_ft.experts import synthetic
 from sglang_ft.memory import planner
+from sglang_ft.weights import manifest
+from sglang_ft.weights.loading import Loading
 from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa, WorkerState
 from sglang_ft.worker.ring import Ring, RingSize
@@ -51,9 +54,13 @@ class ExpertServing:
         self.config = config
         self.on_gpu = on_gpu
         self.experts: ExpertLayers | None = None
+        self._loading: Loading | None = None
 
-    def adopt(self, model: torch.nn.Module) -> None:
-        """Gives the experts of a freshly built model their pool. Raises CheckpointError, MemoryBudgetError."""
+    def adopt(self, model: torch.nn.Module, folder: Path) -> None:
+        """Gives the experts of a freshly built model their pool; from a converted folder their loading starts now.
+
+        Raises CheckpointError, MemoryBudgetError.
+        """
         experts = ExpertLayers(model, self.on_gpu)
         if not experts.layers:
             logger.info("No MoE layers: the model is served without an expert pool")
@@ -72,11 +79,15 @@ class ExpertServing:
             100 * huge / experts.pool.file.size,
         )
         self.experts = experts
+        if manifest.is_converted(folder):
+            self._loading = Loading(folder, experts.pool)
 
     def start(self, chunk_rows: int | None, model: str, export_metrics: bool) -> None:
         """Starts the worker once the pool is full. `chunk_rows`: the longest forward pass, in tokens."""
         if self.experts is None:
             return
+        if self._loading is not None:
+            self._loading.wait()
         self.experts.pool.seal()
         layers = [layer.spec for layer in self.experts.plan.layers]
         rows = self.config.worker_max_rows or min(
@@ -206,9 +217,9 @@ class ExpertServing:
 def hooks(serving: ExpertServing, refuse: Callable[[FtError], NoReturn]) -> list[Hook]:
     """`refuse` ends the process with an error for the user."""
 
-    def model_built(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def model_built(model: torch.nn.Module, model_config: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            serving.adopt(model)
+            serving.adopt(model, Path(model_config.model_path))
         except FtError as e:
             refuse(e)
 

@@ -19,13 +19,16 @@ from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 
 from sglang_ft.errors import CheckpointError, WorkerError
-from sglang_ft.experts.bank import ExpertPool, plan_banks
+from sglang_ft.experts.bank import BankPlan, ExpertPool, plan_banks
 from sglang_ft.experts.formats import FORMATS, LayerSpec, find_format
 from sglang_ft.worker.protocol import Activation
 from sglang_ft.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang_ft.engine.gpu_experts import GpuExperts
+    from sglang_ft.worker.memory import MemoryFile
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +46,13 @@ _SCALES_ITSELF = ("deepseek_v2", "glm4_moe", "glm4_moe_lite")
 class ExpertLayers:
     """The MoE layers of one model, their pool and the worker behind them."""
 
-    def __init__(self, model: torch.nn.Module, on_gpu: bool = False) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        on_gpu: bool = False,
+        make_file: Callable[[BankPlan], MemoryFile] | None = None,
+    ) -> None:
+        """`make_file` gives the memory of the pool; else it is fresh."""
         self._on_gpu = on_gpu
         self.layers = [
             (name, module) for name, module in model.named_modules() if isinstance(module, FusedMoE)
@@ -52,7 +61,7 @@ class ExpertLayers:
         specs = [layer_spec(name, layer, parents[name], on_gpu) for name, layer in self.layers]
         self.topk = max((num_routes(layer, parents[name]) for name, layer in self.layers), default=0)
         self.plan = plan_banks(specs)
-        self.pool = ExpertPool(self.plan)
+        self.pool = ExpertPool(self.plan, make_file(self.plan) if make_file and specs else None)
         self.worker: Supervisor | None = None
         self.gpu: GpuExperts | None = None
         self.failure: WorkerError | None = None

@@ -80,9 +80,10 @@ def plan_banks(specs: list[LayerSpec]) -> BankPlan:
 class ExpertPool:
     """The memory file that holds all banks of a plan."""
 
-    def __init__(self, plan: BankPlan) -> None:
+    def __init__(self, plan: BankPlan, file: MemoryFile | None = None) -> None:
+        """`file` (at least plan.nbytes long) instead of fresh memory."""
         self.plan = plan
-        self.file = MemoryFile("sglang-ft-pool", max(plan.nbytes, BANK_ALIGN))
+        self.file = file or MemoryFile("sglang-ft-pool", max(plan.nbytes, BANK_ALIGN))
 
     def bank(self, layer: int, role: Role) -> torch.Tensor:
         """The experts of `layer` in `role`, [E, ...], sharing the pool's memory."""

@@ -12,6 +12,7 @@ import mmap
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
@@ -23,10 +24,13 @@ _COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
 _PIECE = 32 * HUGE_PAGE
 _MOST_THREADS = 16
 _MAP_FIXED = 0x10
+_MS_SYNC = 4
+_DONTNEED = 4  # MADV_DONTNEED
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -43,15 +47,13 @@ class MemoryFile:
         try:
             os.ftruncate(self.fd, size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            self.address = _map_aligned(self.fd, size)
+            self.address = _map_aligned(self.fd, size, 0)
         except OSError as e:
             os.close(self.fd)
             raise MemoryBudgetError(
                 f"cannot map {size / GIB:.2f} GiB of shared memory for the {name}: {e}"
             ) from e
-        buffer = (ctypes.c_uint8 * size).from_address(self.address)
-        weakref.finalize(buffer, _libc.munmap, self.address, _round_up(size))
-        self.bytes = torch.frombuffer(buffer, dtype=torch.uint8)
+        self.bytes = _tensor_over(self.address, size)
 
     def allocate_huge(self) -> int:
         """Allocates all of it now, in pages of 2 MiB where the kernel finds them; returns the bytes that are.
@@ -92,7 +94,41 @@ class MemoryFile:
             self.fd = -1
 
 
-def _map_aligned(fd: int, size: int) -> int:
+class MappedFile(MemoryFile):
+    """A part of a file on disk that is written by writing memory; the kernel brings it to disk as it sees fit."""
+
+    def __init__(self, path: Path, offset: int, size: int) -> None:
+        """The file must reach to offset + size; `offset` is a multiple of the page size. Raises OSError."""
+        self.size = size
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.address = _map_aligned(self.fd, size, offset)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self.bytes = _tensor_over(self.address, size)
+
+    def allocate_huge(self) -> int:
+        """Nothing: its pages are those of the page cache."""
+        return 0
+
+    def flush(self) -> None:
+        """Waits until everything is on disk, and lets go of the pages. Raises OSError, as when the disk is full."""
+        if _libc.msync(self.address, self.size, _MS_SYNC) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        os.fsync(self.fd)
+        _libc.madvise(self.address, self.size, _DONTNEED)
+
+
+def _tensor_over(address: int, size: int) -> torch.Tensor:
+    """The bytes of a mapping, which goes with the last tensor over it."""
+    buffer = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(buffer, _libc.munmap, address, _round_up(size))
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _map_aligned(fd: int, size: int, offset: int) -> int:
     """Maps a file from a border of a huge page on, which python's mmap cannot choose. Raises OSError.
 
     The mapping takes `size` rounded up to huge pages of the address space.
@@ -101,7 +137,7 @@ def _map_aligned(fd: int, size: int) -> int:
     reserved = _mmap(0, span + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     address = _round_up(reserved)
     try:
-        _mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+        _mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
     except OSError:
         _libc.munmap(reserved, span + HUGE_PAGE)
         raise
@@ -115,8 +151,8 @@ def _round_up(size: int) -> int:
     return -(-size // HUGE_PAGE) * HUGE_PAGE
 
 
-def _mmap(address: int, size: int, protection: int, flags: int, fd: int) -> int:
-    mapped = _libc.mmap(address, size, protection, flags, fd, 0)
+def _mmap(address: int, size: int, protection: int, flags: int, fd: int, offset: int = 0) -> int:
+    mapped = _libc.mmap(address, size, protection, flags, fd, offset)
     if mapped == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

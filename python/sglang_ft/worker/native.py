@@ -27,6 +27,7 @@ _WAITS = {
     "command_wait": [c_void_p, c_uint64, c_uint64],
     "state_wait": [c_void_p, c_uint32, c_uint64],
 }
+_PURE = {"crc32c": [c_uint32, c_void_p, c_uint64]}
 
 
 def find(name: str) -> Path:
@@ -48,12 +49,17 @@ def find(name: str) -> Path:
 def client() -> SimpleNamespace:
     """The functions ft_client_* of the client library, which ring.h describes, without that prefix.
 
-    Waits release the GIL. The others take about a microsecond, and to get the GIL back from a busy thread may take
-    milliseconds.
+    Waits and checksums release the GIL. The others take about a microsecond, and to get the GIL back from a busy
+    thread may take milliseconds.
     """
     path = str(find(CLIENT))
     functions = {}
-    for lib, result, calls in ((ctypes.PyDLL(path), None, _CALLS), (ctypes.CDLL(path), c_int, _WAITS)):
+    library = ctypes.CDLL(path)
+    for lib, result, calls in (
+        (ctypes.PyDLL(path), None, _CALLS),
+        (library, c_int, _WAITS),
+        (library, c_uint32, _PURE),
+    ):
         for name, arguments in calls.items():
             functions[name] = function = getattr(lib, f"ft_client_{name}")
             function.argtypes, function.restype = arguments, result

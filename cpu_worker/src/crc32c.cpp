@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CRC-32C (Castagnoli), as iSCSI and ext4 use it; by the CPU's instruction where there is one.
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "sglang_ft/ring.h"
+
+namespace {
+
+constexpr std::array<uint32_t, 256> make_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; i++) {
+    uint32_t value = i;
+    for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0x82f63b78u : 0u);
+    table[i] = value;
+  }
+  return table;
+}
+
+uint32_t by_table(uint32_t crc, const uint8_t* data, uint64_t bytes) {
+  static constexpr std::array<uint32_t, 256> table = make_table();
+  for (uint64_t i = 0; i < bytes; i++) crc = crc >> 8 ^ table[(crc ^ data[i]) & 0xff];
+  return crc;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t by_instruction(uint32_t crc, const uint8_t* data, uint64_t bytes) {
+  uint64_t value = crc;
+  for (; bytes >= 8; data += 8, bytes -= 8) {
+    uint64_t word;
+    memcpy(&word, data, 8);
+    value = __builtin_ia32_crc32di(value, word);
+  }
+  uint32_t rest = uint32_t(value);
+  for (; bytes > 0; data++, bytes--) rest = __builtin_ia32_crc32qi(rest, *data);
+  return rest;
+}
+bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+#else
+uint32_t by_instruction(uint32_t crc, const uint8_t* data, uint64_t bytes) {
+  return by_table(crc, data, bytes);
+}
+bool has_instruction() { return false; }
+#endif
+
+}  // namespace
+
+extern "C" uint32_t ft_client_crc32c(uint32_t crc, const void* data, uint64_t bytes) {
+  static const bool fast = has_instruction();
+  auto* from = static_cast<const uint8_t*>(data);
+  return ~(fast ? by_instruction(~crc, from, bytes) : by_table(~crc, from, bytes));
+}

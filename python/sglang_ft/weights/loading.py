@@ -1,0 +1,57 @@
+"""Loads the experts of an FTW folder into the pool while something else goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_ft.weights import manifest, reader
+
+if TYPE_CHECKING:
+    from sglang_ft.experts.bank import ExpertPool
+
+logger = logging.getLogger(__name__)
+
+
+class Loading:
+    """Reads and checks the experts, and checks the other files, on threads of its own."""
+
+    def __init__(self, folder: Path, pool: ExpertPool) -> None:
+        """Starts at once. Raises WeightsError if the folder is damaged or of another layout."""
+        self._folder, self._pool = folder, pool
+        self._manifest = manifest.read(folder)
+        self._manifest.check_layout(pool.plan, folder / manifest.NAME)
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self.done, self.total = 0, self._manifest.experts.nbytes
+        self._thread = threading.Thread(target=self._run, name="ft-load", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until everything is there. Raises WeightsError."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        begin = time.monotonic()
+        try:
+            reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, self._count)
+            seconds = max(time.monotonic() - begin, 1e-9)
+            logger.info(
+                "Experts read: %.2f GB in %.1f s (%.2f GB/s)",
+                self.total / 1e9,
+                seconds,
+                self.total / seconds / 1e9,
+            )
+            for name, file in self._manifest.others.items():
+                reader.check_file(self._folder, name, file, lambda _: None, direct=False)
+        except BaseException as e:
+            self._failure = e
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.done += nbytes
