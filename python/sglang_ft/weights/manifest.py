@@ -50,8 +50,9 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`layers`: of each MoE layer its format, number of experts, sizes, and of each role (offset, stride, shape,
-    dtype) in the pool. `identity` ties the expert file to this manifest."""
+    """`others`: files that must be as they were written, config.json among them. `layers`: of each MoE layer its
+    format, number of experts, sizes, and of each role (offset, stride, shape, dtype) in the pool. `identity` ties the
+    expert file to this manifest."""
 
     made_by: str
     source: str
@@ -182,10 +183,12 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
             f"{folder}: damaged; convert the checkpoint again\n" + "\n".join(f"  {p}" for p in problems)
         )
     with (folder / EXPERTS).open("rb") as file:
-        header = file.read(_HEADER.size)
-    if header != manifest.header():
+        header = file.read(DATA_OFFSET)
+    if header != manifest.header().ljust(DATA_OFFSET, b"\0"):
         what = "not an expert file" if header[:8] != _MAGIC else "belongs to another manifest, or is damaged"
-        raise WeightsError(f"{folder / EXPERTS}: {what} (offset 0); convert the checkpoint again")
+        raise WeightsError(
+            f"{folder / EXPERTS}: {what} (before offset {DATA_OFFSET}); convert the checkpoint again"
+        )
 
 
 def _file(entry: dict[str, Any]) -> File:

@@ -52,7 +52,7 @@ class FileReader:
         aligned = to.data_ptr() % _ALIGN == 0 and offset % _ALIGN == 0
         try:
             while aligned and done < whole:
-                got = os.preadv(self.fd, [view[done:whole]], offset + done)
+                got = self._read_direct(view[done:whole], offset + done)
                 done += got
                 if got == 0 or got % _ALIGN:
                     break
@@ -65,6 +65,14 @@ class FileReader:
                 done += got
         except OSError as e:
             raise WeightsError(f"{self.path}: reading at offset {offset + done} failed: {e.strerror}") from e
+
+    def _read_direct(self, view: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self.fd, [view], offset)
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            return 0  # larger blocks than we align to: through the cache then
 
     def _plain(self) -> int:
         with self._lock:

@@ -94,20 +94,20 @@ def finish(
     expert_tensors: int,
 ) -> Manifest:
     """Writes header, small files and manifest once `pool`, the mapped expert file, is full. Raises OSError."""
+    copy_small_files(source, folder)
     manifest = Manifest(
         made_by=f"sglang_ft {sglang_ft.__version__}",
         source=source.name,
         source_hash=source_hash,
         layers=describe_layers(plan),
         experts=File(plan.nbytes, tuple(checksums_of(pool))),
-        others=others,
+        others={**others, "config.json": measure(folder / "config.json")},
         expert_tensors=expert_tensors,
     )
     with (folder / EXPERTS).open("r+b") as out:
         out.write(manifest.header())
         out.flush()
         os.fsync(out.fileno())
-    copy_small_files(source, folder)
     manifest.write(folder)
     return manifest
 
