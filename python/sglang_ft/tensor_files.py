@@ -61,6 +61,13 @@ def read_checkpoint(folder: Path) -> list[TensorInfo]:
     return tensors
 
 
+def read_header_entries(path: Path) -> tuple[int, dict[str, Any]]:
+    """Of a file that `read_header` found whole: where its data begins, and what the header says of each tensor."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        return _LENGTH_BYTES + length, _parse_header(path, file.read(length))
+
+
 def read_header(path: Path) -> list[TensorInfo]:
     """The tensors of one safetensors file. Raises CheckpointError if it is missing or damaged."""
     if not path.is_file():

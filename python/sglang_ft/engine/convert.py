@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from sglang_ft import checkpoint
 from sglang_ft.checkpoint import ModelSummary
+from sglang_ft.engine.loader import LazyReads
 from sglang_ft.errors import CheckpointError, FtError
 from sglang_ft.experts.bank import BankPlan
 from sglang_ft.weights import writer
@@ -143,7 +144,8 @@ class _Loader:
             load_format="auto", model_loader_extra_config={"enable_multithread_load": False}
         )
         self._loader = get_model_loader(load_config=self._load_config, model_config=self._model_config)
-        self._layers = _layers_of(checkpoint.text_config(checkpoint.read_config(source)))
+        self._layers = int(checkpoint.text_config(checkpoint.read_config(source))["num_hidden_layers"])
+        self._reads = LazyReads(source, self._layers)
 
     def build(self, make_file: Callable[[BankPlan], MappedFile]) -> BankPlan:
         """Builds the model, its experts in the file that `make_file` gives."""
@@ -162,12 +164,12 @@ class _Loader:
     def expert_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors of the experts that the model loads, in the order of the files."""
         weights: Any = self._loader._get_all_weights(self._model_config, self._model)
-        return (pair for pair in weights if checkpoint.is_expert(pair[0], self._layers))
+        for name, tensor in weights:
+            if checkpoint.is_expert(name, self._layers):
+                lazy = self._reads.tensor(name)
+                yield name, tensor if lazy is None else lazy
 
     def load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Lets the model store these tensors; they are in the file's memory when it returns."""
         self._model.load_weights(weights)
-
-
-def _layers_of(text: Any) -> int:
-    return int(text["num_hidden_layers"])
+        self._reads.wait()

@@ -21,6 +21,7 @@ from sglang.srt.plugins.hook_registry import HookType
 from sglang_ft import metrics, runtime
 from sglang_ft.config import FtConfig
 from sglang_ft.engine.hook import Hook
+from sglang_ft.engine.loader import LazyReads
 from sglang_ft.engine.moe import ExpertLayers, PooledMoEMethod
 from sglang_ft.errors import CheckpointError, FtError, MemoryBudgetError, WorkerError
 from sglang_ft.experts import synthetic
@@ -55,9 +56,12 @@ class ExpertServing:
         self.on_gpu = on_gpu
         self.experts: ExpertLayers | None = None
         self._loading: Loading | None = None
+        self.reads: LazyReads | None = None
 
-    def adopt(self, model: torch.nn.Module, folder: Path) -> None:
+    def adopt(self, model: torch.nn.Module, folder: Path, num_layers: int) -> None:
         """Gives the experts of a freshly built model their pool; from a converted folder their loading starts now.
+
+        `num_layers` of the language model.
 
         Raises CheckpointError, MemoryBudgetError.
         """
@@ -81,6 +85,8 @@ class ExpertServing:
         self.experts = experts
         if manifest.is_converted(folder):
             self._loading = Loading(folder, experts.pool)
+        elif any(folder.glob("*.safetensors")):
+            self.reads = LazyReads(folder, num_layers)
 
     def start(self, chunk_rows: int | None, model: str, export_metrics: bool) -> None:
         """Starts the worker once the pool is full. `chunk_rows`: the longest forward pass, in tokens."""
@@ -88,6 +94,11 @@ class ExpertServing:
             return
         if self._loading is not None:
             self._loading.wait()
+        if self.reads is not None:
+            self.reads.wait()
+            self.reads.close()
+            logger.info("Experts read past the page cache: %.2f GiB", self.reads.nbytes / GIB)
+            self.reads = None
         self.experts.pool.seal()
         layers = [layer.spec for layer in self.experts.plan.layers]
         rows = self.config.worker_max_rows or min(
@@ -219,7 +230,7 @@ def hooks(serving: ExpertServing, refuse: Callable[[FtError], NoReturn]) -> list
 
     def model_built(model: torch.nn.Module, model_config: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            serving.adopt(model, Path(model_config.model_path))
+            serving.adopt(model, Path(model_config.model_path), model_config.num_hidden_layers)
         except FtError as e:
             refuse(e)
 

@@ -1,26 +1,29 @@
-"""Loading progress: bytes and rate, for the terminal and for /health."""
+"""Loading: the experts' own way from disk, and progress for the terminal and for /health."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.plugins.hook_registry import HookType
 from tqdm import tqdm
 
-from sglang_ft import runtime
+from sglang_ft import checkpoint, runtime
 from sglang_ft.engine.hook import Hook
+from sglang_ft.weights.lazy import Reads
 
 _REPORT_S = 0.25
 
 
-def hooks(total_bytes: int) -> list[Hook]:
-    """`total_bytes`: size of the checkpoint's tensors, for the bar's end; 0 when unknown."""
+def hooks(total_bytes: int, reads: Callable[[], LazyReads | None]) -> list[Hook]:
+    """`total_bytes`: size of the checkpoint's tensors, for the bar's end; 0 when unknown. `reads` of the experts."""
 
     def with_progress(weights: Iterable[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> Iterator:
-        return _report(weights, total_bytes)
+        return _report(weights, total_bytes, reads())
 
     return [
         Hook(
@@ -32,21 +35,61 @@ def hooks(total_bytes: int) -> list[Hook]:
     ]
 
 
+class LazyReads:
+    """The experts of a checkpoint as tensors that are read when the model stores them."""
+
+    def __init__(self, folder: Path, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._reads = Reads(folder, self._count)
+        self._lock = threading.Lock()
+        self.nbytes = 0
+        self.count: Callable[[int], None] = lambda nbytes: None
+        """Gets the bytes that have been read."""
+
+    def tensor(self, name: str) -> torch.Tensor | None:
+        """None unless it is an expert's."""
+        return self._reads.tensor(name) if checkpoint.is_expert(name, self._num_layers) else None
+
+    def wait(self) -> None:
+        """Until everything stored so far is in place. Raises CheckpointError."""
+        self._reads.wait()
+
+    def close(self) -> None:
+        self._reads.close()
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
+            self.count(nbytes)
+
+
 def _report(
-    weights: Iterable[tuple[str, torch.Tensor]], total_bytes: int
+    weights: Iterable[tuple[str, torch.Tensor]], total_bytes: int, reads: LazyReads | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     started = reported = time.monotonic()
     done = 0
     with tqdm(
         total=total_bytes or None, unit="B", unit_scale=True, desc="Loading weights", mininterval=0.5
     ) as bar:
-        for name, tensor in weights:
-            yield name, tensor
-            done += tensor.nbytes
-            bar.update(tensor.nbytes)
+
+        def count(nbytes: int) -> None:
+            nonlocal done, reported
+            done += nbytes
+            bar.update(nbytes)
             now = time.monotonic()
             if now - reported > _REPORT_S:
                 reported = now
                 rate = done / (now - started)
                 runtime.write("load", stage="weights", done=done, total=total_bytes, bytes_per_s=round(rate))
+
+        if reads is not None:
+            reads.count = count
+        for name, tensor in weights:
+            lazy = reads.tensor(name) if reads is not None else None
+            yield name, tensor if lazy is None else lazy
+            if lazy is None:
+                count(tensor.nbytes)
+        if reads is not None:
+            reads.wait()  # what the model has stored by now; the rest is waited for when the model is complete
+            reads.count = lambda nbytes: None
     runtime.write("load", stage="starting", done=done, total=total_bytes)

@@ -42,6 +42,7 @@ class FileReader:
             if e.errno != errno.EINVAL:
                 raise WeightsError(f"{path}: cannot be opened: {e.strerror}") from e
             self.fd, self.direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+        self.size = os.fstat(self.fd).st_size
         self._buffered = -1
         self._lock = threading.Lock()
 

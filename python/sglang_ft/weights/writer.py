@@ -18,7 +18,7 @@ import torch
 
 import sglang_ft
 from sglang_ft.errors import CheckpointError
-from sglang_ft.tensor_files import INDEX, TensorInfo
+from sglang_ft.tensor_files import INDEX, TensorInfo, read_header_entries
 from sglang_ft.weights.manifest import CHUNK, DATA_OFFSET, EXPERTS, File, Manifest, describe_layers
 from sglang_ft.weights.reader import FileReader, aligned_buffer, checksum, checksums_of
 from sglang_ft.worker.memory import MappedFile
@@ -128,7 +128,7 @@ def write_others(
     """
     parts: list[tuple[Path, int, TensorInfo, dict]] = []
     for path in sorted(source.glob("*.safetensors")):
-        begin, header = _header(path)
+        begin, header = read_header_entries(path)
         for name, entry in header.items():
             if wanted(name):
                 at, end = entry["data_offsets"]
@@ -148,14 +148,6 @@ def write_others(
         for name, group in zip(names, groups, strict=True)
         if group
     }
-
-
-def _header(path: Path) -> tuple[int, dict]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return _LENGTH_BYTES + length, header
 
 
 def _write_file(
