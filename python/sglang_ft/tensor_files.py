@@ -61,6 +61,11 @@ def read_checkpoint(folder: Path) -> list[TensorInfo]:
     return tensors
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint: those of the index, else all. Raises CheckpointError."""
+    return sorted(folder / name for name in _listed_tensors(folder))
+
+
 def read_header_entries(path: Path) -> tuple[int, dict[str, Any]]:
     """Of a file that `read_header` found whole: where its data begins, and what the header says of each tensor."""
     with path.open("rb") as file:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from sglang_ft.errors import CheckpointError
 from sglang_ft.weights import lazy
-from sglang_ft.weights.lazy import LazyTensor, Reads
+from sglang_ft.weights.lazy import Ahead, LazyTensor, Reads
 
 TENSORS = {
     "a": torch.randn(8, 96, 64).bfloat16(),
@@ -116,6 +116,29 @@ def test_any_slices(folder, data):
     reads.wait()
     reads.close()
     assert torch.equal(to, real)
+
+
+@pytest.mark.parametrize("most", [1, 1000, 1 << 30])
+@pytest.mark.parametrize("order", ["abcd", "dcba", "bdca", "cad"])
+def test_tensors_read_ahead_come_in_any_order(reads, most, order):
+    ahead = Ahead(reads, reads.names(), most)
+    for name in order:
+        assert torch.equal(ahead.take(name), TENSORS[name])
+    assert ahead.take("nothing") is None
+    assert torch.equal(ahead.take(order[0]), TENSORS[order[0]]), "asked for again it is read again"
+
+
+def test_no_more_is_read_ahead_than_allowed(reads):
+    names = reads.names()
+    assert set(names[:2]) == {"a", "b"} and set(names[2:]) == {"c", "d"}, "file by file"
+    ahead = Ahead(reads, names, most_bytes=1)
+    for name in names:
+        ahead.take(name)
+        assert not ahead._started, "only what was asked for"
+    ahead = Ahead(reads, names)
+    ahead.take(names[0])
+    assert set(ahead._started) == set(names[1:])
+    assert ahead._bytes == sum(TENSORS[name].nbytes for name in names[1:])
 
 
 def test_progress_counts_every_byte(folder):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import torch
+from sglang.srt.configs.load_config import LoadFormat
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_ft import metrics, runtime
@@ -58,10 +59,10 @@ class ExpertServing:
         self._loading: Loading | None = None
         self.reads: LazyReads | None = None
 
-    def adopt(self, model: torch.nn.Module, folder: Path, num_layers: int) -> None:
+    def adopt(self, model: torch.nn.Module, folder: Path | None, num_layers: int) -> None:
         """Gives the experts of a freshly built model their pool; from a converted folder their loading starts now.
 
-        `num_layers` of the language model.
+        `folder` of the checkpoint, None without one; `num_layers` of the language model.
 
         Raises CheckpointError, MemoryBudgetError.
         """
@@ -83,9 +84,9 @@ class ExpertServing:
             100 * huge / experts.pool.file.size,
         )
         self.experts = experts
-        if manifest.is_converted(folder):
+        if folder is not None and manifest.is_converted(folder):
             self._loading = Loading(folder, experts.pool)
-        elif any(folder.glob("*.safetensors")):
+        if folder is not None and any(folder.glob("*.safetensors")):
             self.reads = LazyReads(folder, num_layers)
 
     def start(self, chunk_rows: int | None, model: str, export_metrics: bool) -> None:
@@ -97,7 +98,7 @@ class ExpertServing:
         if self.reads is not None:
             self.reads.wait()
             self.reads.close()
-            logger.info("Experts read past the page cache: %.2f GiB", self.reads.nbytes / GIB)
+            logger.info("Weights read past the page cache: %.2f GiB", self.reads.nbytes / GIB)
             self.reads = None
         self.experts.pool.seal()
         layers = [layer.spec for layer in self.experts.plan.layers]
@@ -228,9 +229,13 @@ class ExpertServing:
 def hooks(serving: ExpertServing, refuse: Callable[[FtError], NoReturn]) -> list[Hook]:
     """`refuse` ends the process with an error for the user."""
 
-    def model_built(model: torch.nn.Module, model_config: Any, *args: Any, **kwargs: Any) -> None:
+    def model_built(
+        model: torch.nn.Module, model_config: Any, load_config: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        files = load_config.load_format in (LoadFormat.AUTO, LoadFormat.SAFETENSORS)
+        folder = Path(model_config.model_path) if files else None
         try:
-            serving.adopt(model, Path(model_config.model_path), model_config.num_hidden_layers)
+            serving.adopt(model, folder, model_config.num_hidden_layers)
         except FtError as e:
             refuse(e)
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from sglang_ft import checkpoint, runtime
 from sglang_ft.engine.hook import Hook
-from sglang_ft.weights.lazy import Reads
+from sglang_ft.weights.lazy import Ahead, Reads
 
 _REPORT_S = 0.25
 
@@ -36,19 +36,27 @@ def hooks(total_bytes: int, reads: Callable[[], LazyReads | None]) -> list[Hook]
 
 
 class LazyReads:
-    """The experts of a checkpoint as tensors that are read when the model stores them."""
+    """The tensors of a checkpoint past the page cache: experts are read when the model stores them, others ahead."""
 
     def __init__(self, folder: Path, num_layers: int) -> None:
         self._num_layers = num_layers
         self._reads = Reads(folder, self._count)
+        self._others = Ahead(
+            self._reads, [n for n in self._reads.names() if not checkpoint.is_expert(n, num_layers)]
+        )
         self._lock = threading.Lock()
         self.nbytes = 0
         self.count: Callable[[int], None] = lambda nbytes: None
         """Gets the bytes that have been read."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """None unless it is an expert's."""
-        return self._reads.tensor(name) if checkpoint.is_expert(name, self._num_layers) else None
+        """An expert's as a LazyTensor, another as a real one; None where SGLang's own will do.
+
+        Raises CheckpointError.
+        """
+        if checkpoint.is_expert(name, self._num_layers):
+            return self._reads.tensor(name)
+        return self._others.take(name)
 
     def wait(self) -> None:
         """Until everything stored so far is in place. Raises CheckpointError."""
@@ -85,9 +93,9 @@ def _report(
         if reads is not None:
             reads.count = count
         for name, tensor in weights:
-            lazy = reads.tensor(name) if reads is not None else None
-            yield name, tensor if lazy is None else lazy
-            if lazy is None:
+            ours = reads.tensor(name) if reads is not None else None
+            yield name, tensor if ours is None else ours
+            if ours is None:
                 count(tensor.nbytes)
         if reads is not None:
             reads.wait()  # what the model has stored by now; the rest is waited for when the model is complete

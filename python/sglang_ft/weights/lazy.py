@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from sglang_ft.errors import CheckpointError
-from sglang_ft.tensor_files import read_header_entries
+from sglang_ft.tensor_files import read_header_entries, weight_files
 from sglang_ft.weights.reader import THREADS, FileReader, aligned_buffer
 
 _PIECE = 16 << 20
@@ -28,9 +28,16 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "F32": torch.float32,
+    "F64": torch.float64,
     "U8": torch.uint8,
     "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -41,7 +48,7 @@ class Reads:
         self, folder: Path, progress: Callable[[int], None] = lambda _: None, threads: int = THREADS
     ) -> None:
         self._places: dict[str, tuple[Path, int, str, tuple[int, ...]]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in weight_files(folder):
             begin, header = read_header_entries(path)
             for name, entry in header.items():
                 self._places[name] = (
@@ -65,17 +72,30 @@ class Reads:
         meta = torch.empty(place[3], dtype=_DTYPES[place[2]], device="meta")
         return LazyTensor(self, name, meta)
 
+    def names(self) -> list[str]:
+        """Of all tensors, file by file, in the order in which they lie there."""
+        return sorted(self._places, key=lambda name: self._places[name][:2])
+
     def queue(self, name: str, meta: torch.Tensor, to: torch.Tensor) -> None:
         """Reads the part of tensor `name` that `meta` is a view of into `to`."""
-        if meta.shape != to.shape:
-            meta = meta.expand(to.shape)
+        reads = self._start(name, meta if meta.shape == to.shape else meta.expand(to.shape), to)
+        with self._lock:
+            self._queued += reads
+
+    def start(self, name: str) -> tuple[torch.Tensor, list[Future[None]]] | None:
+        """Begins to read a whole tensor: it is there when all futures are done. None as with `tensor`."""
+        lazy = self.tensor(name)
+        if lazy is None:
+            return None
+        out = torch.empty(lazy.shape, dtype=lazy.dtype)
+        return out, self._start(name, lazy._meta, out)
+
+    def _start(self, name: str, meta: torch.Tensor, to: torch.Tensor) -> list[Future[None]]:
         pieces = [(meta, to)]
         if meta.dim() and meta.numel() * meta.element_size() > _PIECE and meta.shape[0] > 1:
             rows = max(1, _PIECE * meta.shape[0] // (meta.numel() * meta.element_size()))
             pieces = list(zip(meta.split(rows), to.split(rows), strict=True))
-        with self._lock:
-            for part, target in pieces:
-                self._queued.append(self._executor.submit(self._read, name, part, target))
+        return [self._executor.submit(self._read, name, part, target) for part, target in pieces]
 
     def read_now(self, name: str, meta: torch.Tensor) -> torch.Tensor:
         """A copy of that part of a tensor."""
@@ -136,6 +156,47 @@ class Reads:
             if path not in self._readers:
                 self._readers[path] = FileReader(path)
             return self._readers[path]
+
+
+class Ahead:
+    """Tensors of a checkpoint one after another, the next ones being read already."""
+
+    def __init__(self, reads: Reads, names: list[str], most_bytes: int = 1 << 30) -> None:
+        """`names` in the order in which they will be asked for, more or less; up to `most_bytes` are read ahead."""
+        self._reads, self._most = reads, most_bytes
+        self._order = {name: position for position, name in enumerate(names)}
+        self._names = names
+        self._started: dict[str, tuple[torch.Tensor, list[Future[None]]]] = {}
+        self._next = self._bytes = 0
+
+    def take(self, name: str) -> torch.Tensor | None:
+        """The tensor, in memory of its own; None if it is not among the names or of an unknown type.
+
+        Raises CheckpointError.
+        """
+        position = self._order.get(name)
+        if position is None:
+            return None
+        if name not in self._started:
+            self._next = max(self._next, position)
+        while self._next < len(self._names) and (self._bytes < self._most or self._next <= position):
+            self._start(self._names[self._next])
+            self._next += 1
+        if name not in self._started and not self._start(name):
+            return None
+        tensor, reads = self._started.pop(name)
+        self._bytes -= tensor.nbytes
+        for read in reads:
+            read.result()
+        return tensor
+
+    def _start(self, name: str) -> bool:
+        started = self._reads.start(name)
+        if started is None:
+            return False
+        self._started[name] = started
+        self._bytes += started[0].nbytes
+        return True
 
 
 class LazyTensor(torch.Tensor):

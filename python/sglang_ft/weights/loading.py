@@ -48,7 +48,7 @@ class Loading:
                 self.total / seconds / 1e9,
             )
             for name, file in self._manifest.others.items():
-                reader.check_file(self._folder, name, file, lambda _: None, direct=False)
+                reader.check_file(self._folder, name, file, lambda _: None)
         except BaseException as e:
             self._failure = e
 

@@ -32,12 +32,10 @@ def checksum(data: torch.Tensor) -> int:
 class FileReader:
     """One file, opened for direct reads, or for buffered ones where the file system refuses those."""
 
-    def __init__(self, path: Path, direct: bool = True) -> None:
-        """Not `direct`: through the page cache, for data that is read again soon."""
-        self.path, self.direct = path, direct
+    def __init__(self, path: Path) -> None:
+        self.path, self.direct = path, True
         try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-            self.fd = os.open(path, flags)
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         except OSError as e:
             if e.errno != errno.EINVAL:
                 raise WeightsError(f"{path}: cannot be opened: {e.strerror}") from e
@@ -124,10 +122,9 @@ def check_file(
     file: File,
     progress: Callable[[int], None],
     threads: int = THREADS,
-    direct: bool = True,
 ) -> None:
     """Reads one of the other files and checks it. Raises WeightsError."""
-    _read_chunks(folder / name, 0, file, _scratch(), lambda at: f"offset {at}", progress, threads, direct)
+    _read_chunks(folder / name, 0, file, _scratch(), lambda at: f"offset {at}", progress, threads)
 
 
 def _scratch() -> Callable[[int, int], torch.Tensor]:
@@ -156,9 +153,8 @@ def _read_chunks(
     describe: Callable[[int], str],
     progress: Callable[[int], None],
     threads: int,
-    direct: bool = True,
 ) -> None:
-    reader = FileReader(path, direct)
+    reader = FileReader(path)
     stop = threading.Event()
 
     def one(number: int) -> None:

@@ -18,7 +18,7 @@ import torch
 
 import sglang_ft
 from sglang_ft.errors import CheckpointError
-from sglang_ft.tensor_files import INDEX, TensorInfo, read_header_entries
+from sglang_ft.tensor_files import INDEX, TensorInfo, read_header_entries, weight_files
 from sglang_ft.weights.manifest import CHUNK, DATA_OFFSET, EXPERTS, File, Manifest, describe_layers
 from sglang_ft.weights.reader import FileReader, aligned_buffer, checksum, checksums_of
 from sglang_ft.worker.memory import MappedFile
@@ -35,7 +35,7 @@ _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 def hash_of_source(folder: Path) -> str:
     """Of a checkpoint's config, and names, sizes and headers of its weight files."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with path.open("rb") as file:
             length = file.read(_LENGTH_BYTES)
             header = file.read(int.from_bytes(length, "little"))
@@ -127,7 +127,7 @@ def write_others(
     Raises CheckpointError or OSError.
     """
     parts: list[tuple[Path, int, TensorInfo, dict]] = []
-    for path in sorted(source.glob("*.safetensors")):
+    for path in weight_files(source):
         begin, header = read_header_entries(path)
         for name, entry in header.items():
             if wanted(name):
