@@ -7,6 +7,7 @@ is wanted: there a read straight into the parameter's memory is queued. Whatever
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from sglang_ft.errors import CheckpointError
 from sglang_ft.tensor_files import read_header_entries, weight_files
 from sglang_ft.weights.reader import THREADS, FileReader, aligned_buffer
 
-_PIECE = 16 << 20
+_PIECE = 8 << 20
 _ALIGN = 4096
 _aten = torch.ops.aten
 _DTYPES = {
@@ -127,6 +128,10 @@ class Reads:
         if nbytes == 0:
             return
         data = self._bytes(path, name, begin + first, nbytes)
+        if meta.is_contiguous() and to.is_contiguous() and to.dtype == meta.dtype and to.device.type == "cpu":
+            ctypes.memmove(to.data_ptr(), data.data_ptr(), nbytes)  # torch would start threads of its own
+            self._progress(nbytes)
+            return
         view = data.view(meta.dtype) if data.storage_offset() % size == 0 else data.clone().view(meta.dtype)
         to.copy_(view.as_strided(meta.shape, meta.stride(), view.storage_offset()))
         self._progress(to.numel() * size)
