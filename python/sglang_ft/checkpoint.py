@@ -74,6 +74,13 @@ class ModelSummary:
         """Bytes of all tensors in the files."""
         return self.pool_bytes + self.other_bytes + self.unused_bytes
 
+    def experts_dtype(self, dtype: str) -> str:
+        """The type in which SGLang will hold the weights, from its --dtype."""
+        if dtype == "auto" and self.dtype == "float32":  # SGLang's rule
+            return "bfloat16" if "Gemma" in self.architecture else "float16"
+        names = {"auto": self.dtype, "half": "float16", "float": "float32"}
+        return names.get(dtype, dtype)
+
     def pool_bytes_as(self, dtype: str) -> int:
         """Size of the pool when the experts are held as `dtype`. Raises ConfigError if they cannot be."""
         if dtype not in DTYPE_BYTES:

@@ -124,7 +124,7 @@ def test_a_plan_that_fits_is_within_the_machine(name, gpu, ram, context, mode, s
 
 
 @given(st.sampled_from(list(MODELS)), sizes, st.integers(0, 40 * GIB))
-def test_more_gpu_memory_never_decodes_slower(name, gpu, more):
+def test_more_gpu_memory_decodes_hardly_slower(name, gpu, more):
     small, large = (plan(*model(name), Machine(n, 1000 * GIB), Wishes(requests=4)) for n in (gpu, gpu + more))
     if small.fits and gpu:
         # A longer chunk or prefill buffers may cost some slots.
@@ -139,6 +139,18 @@ def test_the_context_that_is_proposed_fits(name, gpu, context):
             proposed = int(problem.cure.split()[1])
             again = plan(*model(name), Machine(gpu * GIB, 1000 * GIB), Wishes(context=proposed))
             assert not any("KV cache" in p.what for p in again.problems), (got, again)
+
+
+def test_experts_that_are_resident_with_a_shorter_chunk_are_no_problem():
+    summary, memory = model("Qwen3.6-35B-A3B BF16")
+    fits = [
+        n
+        for n in range(64 * 4, 80 * 4)
+        if plan(summary, memory, Machine(n * GIB // 4, 1000 * GIB), Wishes("resident", requests=1)).fits
+    ]
+    least = plan(summary, memory, Machine(fits[0] * GIB // 4, 1000 * GIB), Wishes("resident", requests=1))
+    assert least.experts.mode == "resident" and least.chunk < 8192
+    assert fits == list(range(fits[0], 80 * 4)), "more memory never takes it away"
 
 
 def test_every_problem_is_told_at_once():

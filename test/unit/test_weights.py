@@ -298,6 +298,16 @@ def test_what_is_left_of_another_source_is_not_used(convert, source, tmp_path, m
     assert len(FakeLoader.loaded) == LAYERS * EXPERTS_OF_LAYER * 3
 
 
+def test_a_journal_without_its_expert_file_is_not_believed(convert, tmp_path, monkeypatch):
+    monkeypatch.setattr(FakeLoader, "stop_after", 7)
+    with pytest.raises(KeyboardInterrupt):
+        convert()
+    (tmp_path / "out.partial" / EXPERTS).unlink()
+    monkeypatch.setattr(FakeLoader, "stop_after", 10**9)
+    convert()
+    assert len(FakeLoader.loaded) == LAYERS * EXPERTS_OF_LAYER * 3
+
+
 def test_nothing_is_overwritten(convert, tmp_path):
     convert()
     with pytest.raises(FtError, match="exists already"):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+import sglang_ft
 from sglang_ft import checkpoint
 from sglang_ft.checkpoint import ModelSummary
 from sglang_ft.engine.loader import LazyReads
@@ -38,7 +39,7 @@ def convert(source: Path, out: Path, summary: ModelSummary, dtype: str) -> Manif
         raise FtError(f"{out} exists already; name another folder with --out, or remove it")
     partial = out.with_name(out.name + ".partial")
     _check_space(summary, partial, dtype)
-    journal = writer.Journal(partial, writer.hash_of_source(source) + dtype)
+    journal = writer.Journal(partial, f"{writer.hash_of_source(source)} {dtype} {sglang_ft.__version__}")
     try:
         result = _convert(source, partial, summary, dtype, journal)
         os.rename(partial, out)
@@ -52,8 +53,7 @@ def convert(source: Path, out: Path, summary: ModelSummary, dtype: str) -> Manif
 
 
 def _check_space(summary: ModelSummary, partial: Path, dtype: str) -> None:
-    name = {"auto": summary.dtype, "half": "float16", "float": "float32"}.get(dtype, dtype)
-    need = summary.pool_bytes_as(name) + summary.other_bytes + summary.unused_bytes
+    need = summary.pool_bytes_as(summary.experts_dtype(dtype)) + summary.other_bytes + summary.unused_bytes
     parent = next(p for p in partial.parents if p.exists())
     there = sum(f.stat().st_blocks * 512 for f in partial.glob("*")) if partial.exists() else 0
     free = shutil.disk_usage(parent).free + there

@@ -146,7 +146,7 @@ def _check(config: FtConfig, on_gpu: bool, args: Any) -> tuple[EarlyServer, Mode
     else:
         summary = checkpoint.summarize(folder, needs_tokenizer=not own_tokenizer)
     available = preflight.available_memory()
-    dtype = _experts_dtype(summary, args.dtype)
+    dtype = summary.experts_dtype(args.dtype)
     preflight.run(
         lambda: preflight.check_memory(
             summary, config.ram_reserve_gib, available, dense_on_host=not on_gpu, dtype=dtype
@@ -168,14 +168,6 @@ def _check(config: FtConfig, on_gpu: bool, args: Any) -> tuple[EarlyServer, Mode
     print(plan.render(decisions), file=sys.stderr, flush=True)
     os.environ["SGLANG_FT_CHECKPOINT_BYTES"] = str(summary.total_bytes - summary.unused_bytes)
     return EarlyServer(args.host, args.port, answer=not args.ssl_certfile), summary
-
-
-def _experts_dtype(summary: ModelSummary, dtype: str) -> str:
-    """The dtype in which SGLang will hold the weights, from its --dtype."""
-    if dtype == "auto" and summary.dtype == "float32":  # SGLang's rule
-        return "bfloat16" if "Gemma" in summary.architecture else "float16"
-    names = {"auto": summary.dtype, "half": "float16", "float": "float32"}
-    return names.get(dtype, dtype)
 
 
 def _server_args(argv: Sequence[str], on_gpu: bool) -> Any:

@@ -197,7 +197,7 @@ def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wis
         return _without_gpu(model, memory, machine, wishes, context, requests, problems)
     kv_least = math.ceil(context * memory.kv_token)
     chunk, experts, room = _choose_chunk(model, memory, machine, wishes, base, kv_least, requests, problems)
-    taken = experts.slots * model.expert_bytes + _buffer_bytes(model, experts)
+    taken = _taken(model, experts)
     kv_tokens = _kv_tokens(memory, room - taken, model, context, requests)
     if room - taken < kv_least:
         problems.append(_context_problem(memory, room, kv_least, context))
@@ -228,9 +228,10 @@ def _choose_chunk(
     the more to slots.
     """
     fixed = sum(item.nbytes for item in base)
-    found: list[tuple[int, GpuPlan, int]] = []
+    without_streams = None
     for chunk in (wishes.chunk,) if wishes.chunk else CHUNKS:
         room = machine.gpu_bytes - fixed - _activations(memory, chunk, requests)
+        refused = []
         try:
             experts = divide(
                 wishes.mode,
@@ -244,19 +245,28 @@ def _choose_chunk(
                 kv_least * requests,
             )
         except MemoryBudgetError as e:
-            problem = Problem(str(e), "leave the flag out, or free GPU memory")
             experts = GpuPlan("cpu", 0, False)
-            if problem.what.split()[0] not in {p.what.split()[0] for p in problems}:
-                problems.append(problem)
-        found.append((chunk, experts, room))
-        if experts.mode == "resident" or (experts.buffers and chunk >= _LEAST_STREAMED_CHUNK):
-            return found[-1]
-    roomy = [option for option in found if option[2] >= kv_least and option[0] >= _LEAST_STREAMED_CHUNK]
-    return (roomy or found)[-1]
+            refused = [Problem(str(e), "leave the flag out, or free GPU memory")]
+        fits = not refused and room - _taken(model, experts) >= kv_least
+        option = (chunk, experts, room, refused)
+        streams = experts.buffers and chunk >= _LEAST_STREAMED_CHUNK
+        if fits and (experts.mode == "resident" or streams):
+            break
+        if fits and chunk >= _LEAST_STREAMED_CHUNK:
+            without_streams = option
+    else:
+        option = without_streams or option
+    chunk, experts, room, refused = option
+    problems += refused
+    return chunk, experts, room
 
 
 def _activations(memory: ModelMemory, chunk: int, requests: int) -> int:
     return chunk * memory.chunk_token + 2 * requests * memory.logits_row
+
+
+def _taken(model: ModelSummary, experts: GpuPlan) -> int:
+    return experts.slots * model.expert_bytes + _buffer_bytes(model, experts)
 
 
 def _buffer_bytes(model: ModelSummary, experts: GpuPlan) -> int:

@@ -25,8 +25,6 @@ class Loading:
         self._manifest = manifest.read(folder)
         self._manifest.check_layout(pool.plan, folder / manifest.NAME)
         self._failure: BaseException | None = None
-        self._lock = threading.Lock()
-        self.done, self.total = 0, self._manifest.experts.nbytes
         self._thread = threading.Thread(target=self._run, name="ft-load", daemon=True)
         self._thread.start()
 
@@ -37,21 +35,14 @@ class Loading:
             raise self._failure
 
     def _run(self) -> None:
-        begin = time.monotonic()
+        begin, gigabytes = time.monotonic(), self._manifest.experts.nbytes / 1e9
         try:
-            reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, self._count)
+            reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, lambda _: None)
             seconds = max(time.monotonic() - begin, 1e-9)
             logger.info(
-                "Experts read: %.2f GB in %.1f s (%.2f GB/s)",
-                self.total / 1e9,
-                seconds,
-                self.total / seconds / 1e9,
+                "Experts read: %.2f GB in %.1f s (%.2f GB/s)", gigabytes, seconds, gigabytes / seconds
             )
             for name, file in self._manifest.others.items():
                 reader.check_file(self._folder, name, file, lambda _: None)
         except BaseException as e:
             self._failure = e
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            self.done += nbytes

@@ -46,13 +46,13 @@ def hash_of_source(folder: Path) -> str:
 class Journal:
     """Which tensors are in the expert file for good."""
 
-    def __init__(self, folder: Path, source_hash: str) -> None:
-        """Starts anew, and empties `folder`, unless it was left by a conversion of the same source."""
-        self._path, self._source = folder / _JOURNAL, source_hash
+    def __init__(self, folder: Path, source: str) -> None:
+        """Starts anew, and empties `folder`, unless it was left by a conversion of the same `source`."""
+        self._path, self._source = folder / _JOURNAL, source
         self.done: set[str] = set()
         try:
             content = json.loads(self._path.read_text())
-            if content["source"] == source_hash:
+            if content["source"] == source and (folder / EXPERTS).is_file():
                 self.done = set(content["done"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
