@@ -89,6 +89,22 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(ft_moe_layer layer, ft_s
   stamper.end(tail ? FT_STAMP_TAIL_END : FT_STAMP_FILL_END);
 }
 
+// blockIdx.y: which expert; the blocks of x copy it together.
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(ft_cache cache, ft_moe_layer layer, ft_gathering gathering) {
+  wait_for_previous();
+  const uint32_t expert = gathering.experts[blockIdx.y];
+  if (expert >= layer.num_experts) return;
+  const uint32_t slot = cache.slot_of[layer.first_expert_id + expert];
+  for (int r = 0; r < FT_CACHE_ROLES; r++) {
+    const ft_role_memory& role = layer.role[r];
+    if (!role.stride || !gathering.to[r]) continue;
+    const uint8_t* from =
+        slot != FT_NONE ? role.slots + slot * role.stride : role.pool + expert * role.stride;
+    copy_rows(gathering.to[r] + (expert - gathering.first) * role.stride, from, 1, role.stride, 0);
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) copy_kernel(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   copy_rows(to, from, 1, bytes, 0);
 }
@@ -100,6 +116,22 @@ extern "C" {
 
 int ft_fill(const ft_moe_layer* layer, const ft_step* step, int tail, uint32_t blocks, void* stream) {
   return ft::launch(ft::fill_kernel, blocks, ft::kThreads, false, stream, *layer, *step, tail != 0);
+}
+
+int ft_gather(const ft_cache* cache, const ft_moe_layer* layer, const ft_gathering* gathering,
+              uint32_t blocks, void* stream) {
+  if (gathering->count == 0) return cudaSuccess;
+  return ft::launch(ft::gather_kernel, dim3(blocks, gathering->count), ft::kThreads, false, stream, *cache,
+                    *layer, *gathering);
+}
+
+int ft_copy_runs(const ft_copy* copies, uint32_t count, void* stream) {
+  for (uint32_t i = 0; i < count; i++) {
+    cudaError_t result = cudaMemcpyAsync(copies[i].to, copies[i].from, copies[i].bytes,
+                                         cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+    if (result != cudaSuccess) return result;
+  }
+  return cudaSuccess;
 }
 
 int ft_copy_from_host(void* to, const void* from, uint64_t bytes, uint32_t blocks, void* stream) {

@@ -17,7 +17,7 @@ int ft_abi_sizes(uint64_t* sizes, int capacity) {
   const uint64_t all[] = {sizeof(ft_split), sizeof(ft_cache_control), sizeof(ft_cache_counters),
                           sizeof(ft_cache), sizeof(ft_role_memory),   sizeof(ft_moe_layer),
                           sizeof(ft_run),   sizeof(ft_work),          sizeof(ft_ring_view),
-                          sizeof(ft_step)};
+                          sizeof(ft_step),  sizeof(ft_gathering),     sizeof(ft_copy)};
   const int count = sizeof(all) / sizeof(all[0]);
   for (int i = 0; i < count && i < capacity; i++) sizes[i] = all[i];
   return count;

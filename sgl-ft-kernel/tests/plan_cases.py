@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_ft.experts.cache_state import CacheState
+from sglang_ft.experts.compact import keep_latest
 from sglang_ft.experts.step import NONE, Split, StepCache, StepPlan
 from sglang_ft.kernels import abi
 
@@ -30,6 +31,8 @@ class Case:
     steps: int = 200
     kind: str = "skewed"
     uncached: int = 0  # the last so many layers are not cacheable
+    transient: float = 0.0  # share of the steps, in runs of one round of the layers each
+    resizes: float = 0.0  # share of the steps before which the number of slots changes
 
     def cacheable(self, layer: int) -> bool:
         return layer < self.layers - self.uncached
@@ -64,6 +67,13 @@ CASES = [
     Case(layers=3, experts=128, slots=130, topk=4, most_rows=16, kind="cyclic", split="all"),
     Case(layers=3, experts=128, slots=200, topk=4, most_rows=16, kind="dirty", split="shared"),
     Case(layers=4, experts=32, slots=60, topk=4, most_rows=4, split="shared", uncached=2),
+    Case(layers=4, experts=64, slots=120, topk=4, most_rows=16, split="half", transient=0.5, steps=400),
+    Case(layers=4, experts=64, slots=20, topk=4, most_rows=16, split="all", transient=0.7, steps=400),
+    Case(layers=3, experts=128, slots=300, topk=8, most_rows=64, split="shared", transient=1.0),
+    Case(layers=8, experts=256, slots=900, topk=8, most_rows=64, split="half", transient=0.3, steps=300),
+    Case(layers=2, experts=64, slots=1, topk=8, most_rows=4, split="all", transient=0.5),
+    Case(layers=4, experts=64, slots=120, topk=4, most_rows=4, split="half", resizes=0.05, steps=400),
+    Case(layers=4, experts=64, slots=200, topk=4, most_rows=8, resizes=0.1, transient=0.3, steps=400),
 ]
 
 
@@ -125,18 +135,42 @@ def run(case: Case, seed: int, device: str, plan: Plan) -> StepCache:
     reference = StepCache(case.layers * case.experts, case.slots)
     state = State(case, device)
     weights = torch.rand(case.most_rows, case.topk, device=device)
+    transient = False
     for number, (layer, table, valid) in enumerate(routes(case, rng)):
         there = table.to(device)
         num_valid = torch.tensor([valid or 0], dtype=torch.int32, device=device)
         step = abi.Step(routes=there.data_ptr(), weights=weights.data_ptr(), work=state.work.data_ptr())
         step.num_valid = num_valid.data_ptr() if valid is not None else None
         step.rows, step.topk, step.row_dtype = table.shape[0], case.topk, 1
+        if layer == 0:
+            transient = rng.random() < case.transient
+        if rng.random() < case.resizes:
+            resize(state, reference, rng.randint(0, case.slots))
+        step.transient = transient
         plan(state.struct, state.layer(layer), step)
         first = layer * case.experts
-        wanted = reference.step(table, first, case.experts, case.splits(), valid, case.cacheable(layer))
+        cacheable = case.cacheable(layer)
+        wanted = reference.step(table, first, case.experts, case.splits(), valid, cacheable, transient)
         compare(state, wanted, table, f"{case} seed {seed} step {number}")
     compare_state(state, reference, f"{case} seed {seed}")
     return reference
+
+
+def resize(state: State, reference: StepCache, live: int) -> None:
+    """Changes the number of slots of both."""
+    before = reference.live_slots
+    if live > before:
+        state.grow(before, live)
+    else:
+        tables = state.tables()
+        state.shrink(keep_latest(*tables, live), live)
+        tables = state.tables()
+        reference.slot_of = [v & 0xFFFFFFFF for v in tables.slot_of.tolist()]
+        reference.expert_of = [v & 0xFFFFFFFF for v in tables.expert_of.tolist()]
+        reference.used = [v & 0xFFFFFFFF for v in tables.used.tolist()]
+    reference.expert_of = reference.expert_of[:live] + [NONE] * (live - before)
+    reference.used = reference.used[:live] + [0] * (live - before)
+    reference.live_slots = live
 
 
 def compare(state: State, wanted: StepPlan, table: torch.Tensor, where: str) -> None:
@@ -161,7 +195,7 @@ def compare_state(state: State, reference: StepCache, where: str) -> None:
     def signed(values: list[int]) -> list[int]:
         return [v - 2**32 if v >= 2**31 else v for v in values]
 
-    slots = state.case.slots
+    slots = reference.live_slots
     assert state.slot_of.tolist() == signed(reference.slot_of), where
     assert state.expert_of.tolist()[:slots] == signed(reference.expert_of), where
     assert state.seen.tolist() == signed(reference.seen), where

@@ -1,4 +1,4 @@
-"""What the experts get of a GPU's memory: mode, slots and buffers, and what is refused."""
+"""What the experts get of a GPU's memory: mode, slots and prefill's buffers, and what is refused."""
 
 import pytest
 from hypothesis import given
@@ -14,38 +14,39 @@ SPEC = LayerSpec(find_format(None, "bfloat16"), 256, 2048, 512)  # an expert of 
 EVERYTHING = LAYERS * 256
 
 
-def buffer_bytes(spec: LayerSpec) -> int:
-    return 2 * spec.num_experts * spec.expert_bytes
-
-
 def plan(mode: str, slots: int, available: float) -> GpuPlan:
     return divide(mode, slots, SPEC.expert_bytes, SPEC.num_experts, LAYERS, TOPK, int(available * GIB))
 
 
 def test_sizes_that_the_cases_below_count_with():
     assert SPEC.expert_bytes * EVERYTHING == 60 * GIB
-    assert buffer_bytes(SPEC) == 3 * GIB
 
 
 @pytest.mark.parametrize(
     "mode, slots, available, want",
     [
-        ("auto", 0, 75, GpuPlan("resident", EVERYTHING, False)),  # a fifth is left for the KV cache
-        ("auto", 0, 74.9, GpuPlan("hybrid", int((74.9 * 0.8 - 3) * 1024 // 6), True)),
-        ("resident", 0, 60, GpuPlan("resident", EVERYTHING, False)),
-        ("cpu", 0, 1000, GpuPlan("cpu", 0, False)),
-        ("hybrid", 0, 20, GpuPlan("hybrid", 13 * 1024 // 6, True)),
-        ("cache", 0, 20, GpuPlan("cache", 13 * 1024 // 6, True)),
-        ("cache", 0, 1000, GpuPlan("cache", EVERYTHING, True)),
-        ("auto", 0, 6, GpuPlan("hybrid", 4.8 * 1024 // 6, False)),  # the buffers would leave too few
-        ("auto", 0, 1.5, GpuPlan("hybrid", 512 // 6, False)),  # the KV cache gets 1 GiB at least
-        ("auto", 0, 1, GpuPlan("cpu", 0, False)),
-        ("auto", 0, -3, GpuPlan("cpu", 0, False)),
-        ("auto", 100, 1000, GpuPlan("hybrid", 100, True)),
-        ("hybrid", 1024, 9, GpuPlan("hybrid", 1024, True)),
-        ("cache", 1024, 8.9, GpuPlan("cache", 1024, False)),
-        ("cache", 1024, 6, GpuPlan("cache", 1024, False)),
-        ("auto", 20_000, 1000, GpuPlan("hybrid", EVERYTHING, True)),
+        ("auto", 0, 75, GpuPlan("resident", EVERYTHING)),  # a fifth is left for the KV cache
+        ("auto", 0, 74.9, GpuPlan("hybrid", int(74.9 * 0.8 * 1024 // 6), 256)),
+        ("resident", 0, 60, GpuPlan("resident", EVERYTHING)),
+        ("cpu", 0, 1000, GpuPlan("cpu", 0)),
+        ("hybrid", 0, 20, GpuPlan("hybrid", 16 * 1024 // 6, 256)),
+        ("cache", 0, 20, GpuPlan("cache", 16 * 1024 // 6, 256)),
+        ("cache", 0, 1000, GpuPlan("cache", EVERYTHING, 256)),
+        (
+            "auto",
+            0,
+            6,
+            GpuPlan("hybrid", int(4.8 * 1024) // 6, 64),
+        ),  # buffers take a quarter of the slots at most
+        ("auto", 0, 1.5, GpuPlan("hybrid", 512 // 6, 8)),  # the KV cache gets 1 GiB at least
+        ("auto", 0, 1, GpuPlan("cpu", 0)),
+        ("auto", 0, -3, GpuPlan("cpu", 0)),
+        ("auto", 100, 1000, GpuPlan("hybrid", 100, 8)),
+        ("auto", 35, 1000, GpuPlan("hybrid", 35, 8)),  # half of them, where they are few
+        ("auto", 31, 1000, GpuPlan("hybrid", 31, 0)),
+        ("hybrid", 2048, 12, GpuPlan("hybrid", 2048, 256)),
+        ("cache", 2047, 12, GpuPlan("cache", 2047, 128)),
+        ("auto", 20_000, 1000, GpuPlan("hybrid", EVERYTHING, 256)),
     ],
 )
 def test_modes_slots_and_buffers(mode, slots, available, want):
@@ -80,8 +81,8 @@ def test_slots_that_do_not_fit_are_refused(mode):
 def test_what_we_choose_leaves_room_for_the_kv_cache(mode, layers, topk, shape, available):
     spec = LayerSpec(SPEC.format, *shape)
     got = divide(mode, 0, spec.expert_bytes, spec.num_experts, layers, topk, available)
-    used = got.slots * spec.expert_bytes + got.buffers * buffer_bytes(spec)
-    assert used <= max(0, available - max(GIB, available // 5))
+    assert got.slots * spec.expert_bytes <= max(0, available - max(GIB, available // 5))
     assert got.slots <= layers * spec.num_experts
     assert (got.slots == 0) == (got.mode == "cpu")
     assert mode in ("auto", got.mode) or got.mode == "cpu"
+    assert got.group <= spec.num_experts and 4 * got.group <= got.slots

@@ -116,8 +116,8 @@ def test_the_scale_becomes_what_is_seen(seen):
     for _ in range(50):
         correction.update(*jobs_that_take(seen))
     assert correction.scale == pytest.approx(seen, rel=0.15)
-    scaled = correction.apply(BranchTimes(1, 2, 3, 4, 5))
-    assert scaled == BranchTimes(1, 2, 3 * correction.scale, 4 * correction.scale, 5)
+    scaled = correction.apply(BranchTimes(1, 2, 3, 4, 5, 6))
+    assert scaled == BranchTimes(1, 2, *(n * correction.scale for n in (3, 4)), 5, 6 * correction.scale)
 
 
 def test_the_scale_does_not_run_away_and_a_hopeless_cpu_is_tried_again():
@@ -139,3 +139,47 @@ def test_a_wrong_calibration_is_given_up_within_seconds():
         correction.update(*jobs_that_take(12.0))
         seconds += 1
     assert seconds < 5
+
+
+# The reference machine: 6.29 MB an expert, PCIe 5 and six threads; and one with an old link.
+QUICK = BranchTimes(5e-6, 121e-6, 8e-6, 115e-6, cpu_pair=12e-6)
+OLD_LINK = BranchTimes(5e-6, 2000e-6, 8e-6, 115e-6, cpu_pair=12e-6)
+QWEN = policy.Layers(40, 256, 8, cached=0.37)
+
+
+@given(times, st.integers(1, 300), st.floats(0, 0.9), st.floats(0, 1e-4))
+def test_the_split_of_a_prompt_is_the_best_of_whole_experts(t, rows, cached, pair):
+    t = BranchTimes(t.link_fixed, t.link_expert, t.cpu_fixed, t.cpu_expert, 16, pair)
+    layers = policy.Layers(4, 24, 3, cached)
+    each = rows * 3 / layers.distinct(rows)
+    for misses, split in enumerate(policy.prompt_split(24, t, layers, rows)):
+
+        def seconds(fills, misses=misses):
+            return max(t.link(fills), t.cpu(misses - fills, (misses - fills) * each))
+
+        best = min(map(seconds, range(min(1, misses), misses + 1)))
+        assert not split.features and seconds(split.fills) <= best * 1.001 + 1e-12
+
+
+def test_rows_of_a_layer_reach_more_experts_the_more_they_are():
+    assert QWEN.distinct(1) == pytest.approx(8)
+    assert 250 < QWEN.distinct(200) < QWEN.distinct(10_000) <= 256
+
+
+def shortest(t: BranchTimes, rows: int, *possible: str) -> str:
+    seconds = policy.prefill_seconds(t, QWEN, rows)
+    return min(possible, key=lambda one: seconds[one])
+
+
+def test_a_short_prompt_takes_what_it_is_routed_to_and_a_long_one_streams():
+    for rows in (1, 16, 64, 128, 256):
+        assert shortest(QUICK, rows, "slots", "stream", "worker") == "slots"
+    assert [shortest(QUICK, rows, "stream", "worker") for rows in (512, 8192)] == ["stream"] * 2
+    assert [shortest(OLD_LINK, rows, "stream", "worker") for rows in (1024, 100_000)] == ["worker", "stream"]
+
+
+def test_a_short_turn_costs_less_than_half_a_stream():
+    follow_up, chunk = (policy.prefill_seconds(QUICK, QWEN, rows) for rows in (64, 8192))
+    everything = QWEN.layers * QWEN.experts * QUICK.link_expert
+    assert follow_up["slots"] < 0.4 * everything
+    assert chunk["stream"] == pytest.approx(0.63 * everything, rel=0.01)

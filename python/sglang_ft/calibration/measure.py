@@ -22,6 +22,8 @@ LEAST_EXPERTS = 8
 _REPEATS = 15
 _IN_A_ROW = 4
 _BLOCKS = (2, 3, 4, 6, 8, 12, 16, 24)
+MANY_ROWS = 64
+"""Of a job that measures what rows take; the ring should have room for them."""
 _NEARLY = 1.02
 """A copy by fewer blocks may take so much longer than the fastest."""
 _JOIN_S = 5e-6
@@ -37,11 +39,14 @@ def measure(cache: ExpertCache, worker: Supervisor) -> BranchTimes:
     jobs.seconds(counts[-1])  # pages and threads warm
     with link.kept_busy():
         cpu = [(n, jobs.seconds(n)) for n in counts]
+    cpu_pair = jobs.pair_seconds()
     with jobs.kept_busy():
         fills = [(n, link.seconds(n)) for n in (1, 2, 4, 8)]
     link_fixed, link_expert = _line(fills)
     cpu_fixed, cpu_expert = _line(cpu)
-    return BranchTimes(link_fixed + _JOIN_S, link_expert, cpu_fixed + HANDOFF_S, cpu_expert, link.blocks)
+    return BranchTimes(
+        link_fixed + _JOIN_S, link_expert, cpu_fixed + HANDOFF_S, cpu_expert, link.blocks, cpu_pair
+    )
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
@@ -113,20 +118,26 @@ class _Jobs:
         self._layers = len(cache.layers)
         self._x = torch.randn(1, self._spec.hidden).to(torch.bfloat16)
 
-    def _run(self, experts: int) -> None:
+    def _run(self, experts: int, rows: int = 1) -> None:
         routes = torch.full((1, self._topk), -1)
         routes[0, :experts] = torch.tensor(random.sample(range(self._spec.num_experts), experts))
         layer = random.randrange(self._layers)
-        self._worker.run(layer, self._x, routes, torch.ones(1, self._topk))
+        x, weights = self._x.expand(rows, -1), torch.ones(rows, self._topk)
+        self._worker.run(layer, x.contiguous(), routes.expand(rows, -1).contiguous(), weights)
 
-    def seconds(self, experts: int) -> float:
-        """Median time inside a job of so many experts."""
+    def seconds(self, experts: int, rows: int = 1, repeats: int = _REPEATS) -> float:
+        """Median time inside a job of so many experts, each with all the rows."""
         times = []
-        for _ in range(_REPEATS):
+        for _ in range(repeats):
             before = self._worker.ring.header.stats.busy_ns
-            self._run(experts)
+            self._run(experts, rows)
             times.append((self._worker.ring.header.stats.busy_ns - before) * 1e-9)
         return sorted(times)[len(times) // 2]
+
+    def pair_seconds(self) -> float:
+        """Of a row of an expert, where an expert has many."""
+        rows = min(MANY_ROWS, self._worker.ring.size.rows)
+        return self.seconds(self._topk, rows, 3) / (rows * self._topk)
 
     @contextlib.contextmanager
     def kept_busy(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from sglang_ft.worker import topology
 if TYPE_CHECKING:
     from sglang_ft.experts.formats import LayerSpec
 
-_VERSION = 2
+_VERSION = 3
 
 
 def path() -> Path:

@@ -58,7 +58,7 @@ def _measure(summary: ModelSummary, config: FtConfig) -> tuple[LayerSpec, policy
     pool.file.allocate_huge()
     fill_pool(pool, seed=0)
     pool.seal()
-    ring = Ring(RingSize(2, 1, summary.top_k, spec.hidden), pool.file.size, _SPIN_NS, _NAP_NS)
+    ring = Ring(RingSize(2, measure.MANY_ROWS, summary.top_k, spec.hidden), pool.file.size, _SPIN_NS, _NAP_NS)
     ring.write_layers(pool.plan)
     cores = tuple(choose_cores(config.worker_threads, config.worker_cores))
     worker = Supervisor(ring, pool, WorkerOptions(cores, config.worker_isa, config.worker_stall_s))

@@ -169,8 +169,8 @@ class ExpertServing:
             plan.slots,
             total,
             plan.slots * specs[0].expert_bytes / GIB,
-            "streams layers"
-            if plan.buffers
+            f"streams groups of {plan.group}"
+            if plan.group
             else "over slots"
             if plan.mode == "resident"
             else "by the worker",

@@ -1,7 +1,8 @@
-"""Experts on a GPU: the expert cache for decode, streamed layers or the worker for prefill.
+"""Experts on a GPU: the expert cache for decode and short prompts, a stream of all experts for longer ones.
 
-Few rows take the cache, whose steps a CUDA graph holds. Many rows touch nearly every expert: their layers stream
-through two buffers and run in SGLang's own kernels; where no memory is left for buffers, the worker runs them.
+Decode steps take the cache, and a CUDA graph holds them. Prompts go the way that the measured times make the
+shortest: the cache for the experts that few rows are routed to; all experts, group by group, through two buffers and
+SGLang's own kernels; or the worker.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from sglang_ft.errors import FtError, TraceError, WorkerError
 from sglang_ft.experts import policy
 from sglang_ft.experts.bank import ExpertPool
 from sglang_ft.experts.decode import ExpertCache
-from sglang_ft.experts.prefill import LayerStream
+from sglang_ft.experts.prefill import CudaLanes, ExpertStream, Group
 from sglang_ft.experts.step import FEATURE_STEP, Split
 from sglang_ft.experts.traces import Trace, TraceHeader, TraceWriter, read_trace
 from sglang_ft.memory.planner import GpuPlan
@@ -38,6 +39,7 @@ _CORRECTION_PERIOD_S = 1.0
 _TRY_AGAIN_S = 60.0
 """After so long a CPU that was too slow gets jobs again."""
 _CHANGEABLE = ("cache", "hybrid", "cpu")
+PROMPT_FIELDS = ("passes", "rows", "seconds", "predicted_seconds")
 
 
 class GpuExperts:
@@ -57,18 +59,22 @@ class GpuExperts:
                 len(self.cache.layers),
                 self.cache.memory.failure,
             )
-        self.stream: LayerStream | None = None
+        self.stream: ExpertStream | None = None
         if plan.mode == "resident":
             self.cache.make_resident()
-        elif plan.buffers:
-            reached = [not layer.uncached for layer in self.cache.layers]
-            self.stream = LayerStream(pool, reached, self.cache.device)
+        elif plan.group and self.cache.uncached_layers < len(self.cache.layers):
+            self.stream = ExpertStream(self.cache, plan.group, CudaLanes(self.cache.device))
+        self.prompts = PromptStats()
+        self.more_prompt = False
+        """Whether the prompt of the pass that is launched next goes on in another one."""
+        self._path: policy.PrefillPath | None = None
+        self._rows_of_split = 0
         self._times = (
             self._branch_times(threads, config.recalibrate) if plan.mode in ("hybrid", "cache") else None
         )
         self._correction = policy.Correction()
         self._corrected_at, self._hopeless_at = 0.0, math.inf
-        self._corrected_from = self._worker_sums()
+        self._corrected_from: tuple[int, int, int] | None = self._worker_sums()
         self._mode = plan.mode
         self._set_mode(plan.mode)
         if config.route_trace:
@@ -97,6 +103,7 @@ class GpuExperts:
             split = policy.balanced(most, self._correction.apply(self._times), intermediate)
         self.cache.state.set_split(split)
         self._mode = mode
+        self._rows_of_split = 0
 
     def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Changes mode or contents; no forward pass may be under way. Returns mode, slots and counters."""
@@ -123,6 +130,8 @@ class GpuExperts:
             "moe_mode": self._mode,
             "slots": self.cache.slots.slots,
             **self.cache.state.counters(),
+            "prompts": self.prompts.sums,
+            "stream_bytes": self.stream.bytes if self.stream else 0,
         }
         state["cpu_time_scale"] = self._correction.scale
         if self._times is not None:  # as calibrated
@@ -184,6 +193,9 @@ class GpuExperts:
             return
         self._corrected_at = now
         sums = self._worker_sums()
+        if self._corrected_from is None:
+            self._corrected_from = sums
+            return
         jobs, nbytes, busy_ns = (new - old for new, old in zip(sums, self._corrected_from, strict=True))
         self._corrected_from = sums
         was_hopeless = self._correction.hopeless
@@ -202,10 +214,20 @@ class GpuExperts:
                 _TRY_AGAIN_S,
             )
 
-    def before_forward(self, tokens: int) -> None:
-        """Called when a forward pass of `tokens` rows is about to be launched on the current stream."""
+    def before_forward(self, tokens: int, prompt: bool) -> None:
+        """Called when a pass of `tokens` rows is about to be launched on the current stream.
+
+        `prompt`: rows of prompts, maybe with those of running requests among them; else a decode step.
+        """
         self.worker.wake()
-        if self._mode == "hybrid" and self._correcting and self._times is not None:
+        self._path = None
+        if prompt:
+            self._begin_prompt(tokens)
+        elif self.stream is not None and self.stream.active:
+            self.stream.decoded()
+            if not self.more_prompt:
+                self.stream.end()
+        if self._mode == "hybrid" and self._correcting and self._times is not None and not prompt:
             self._correct(self._times)
         if tokens != self._valid_rows:
             self._num_valid.fill_(tokens)
@@ -213,6 +235,9 @@ class GpuExperts:
 
     def after_forward(self, tokens: int) -> None:
         """Called when the pass was launched; writes down its routes if they are recorded."""
+        if self._path is not None:
+            self.prompts.end(self._path)
+            self._path = None
         self.passes = self.cache.state.end_pass()
         if self._recorder is not None and tokens <= self.cache.max_rows:
             try:
@@ -221,28 +246,92 @@ class GpuExperts:
                 logger.error("No routes are recorded any more: %s", e)
                 self._recorder = None
 
+    def _begin_prompt(self, rows: int) -> None:
+        """Chooses how the experts of a prompt's rows run, and starts what can start already."""
+        if self.plan.mode == "resident":
+            return
+        self._path, seconds = self._choose_path(rows)
+        self.prompts.begin(self._path, rows, seconds)
+        if self._path == "stream":
+            assert self.stream is not None
+            self.stream.begin()
+        else:
+            # Its jobs say nothing about those of decode steps; they may run only after the next look at the sums.
+            self._corrected_from, self._corrected_at = None, time.monotonic()
+        if self._path == "slots":
+            self._set_prompt_split(rows)
+
+    def _choose_path(self, rows: int) -> tuple[policy.PrefillPath, float]:
+        """The path for a pass of `rows` rows and the seconds that its experts should take; 0 if nothing is measured."""
+        possible: list[policy.PrefillPath] = ["worker"]
+        if self.stream is not None:
+            possible.insert(0, "stream")
+        if rows <= self.cache.most_rows:
+            possible.insert(0, "slots")
+        if self._times is None:
+            return possible[0], 0.0
+        times = self._correction.apply(self._times)
+        seconds = policy.prefill_seconds(times, self._layers(), rows)
+        path = min(possible, key=lambda one: seconds[one])
+        return path, seconds[path]
+
+    def _layers(self) -> policy.Layers:
+        total = len(self.cache.layers) * self.cache.spec.num_experts
+        return policy.Layers(
+            len(self.cache.layers), self.cache.spec.num_experts, self.cache.topk, self.cache.live / total
+        )
+
+    def _set_prompt_split(self, rows: int) -> None:
+        """The split of a prompt's steps goes by its rows, roughly."""
+        rows = 1 << (rows - 1).bit_length()
+        if rows == self._rows_of_split:
+            return
+        self._rows_of_split = rows
+        most = self.cache.spec.num_experts
+        split = policy.fills_only(most)
+        if self._mode == "cpu":
+            split = policy.cpu_only(most)
+        elif self._mode == "hybrid" and self._times is not None and not self._correction.hopeless:
+            split = policy.prompt_split(most, self._correction.apply(self._times), self._layers(), rows)
+        self.cache.set_prompt_split(split)
+
     def run(self, index: int, layer: torch.nn.Module, stock: Any, dispatch_output: Any) -> torch.Tensor:
         """One step of MoE layer `index`: [T, H], the routed experts' sum. `stock`: the layer's first method."""
         x, topk = dispatch_output.hidden_states, dispatch_output.topk_output
         assert TopKOutputChecker.format_is_standard(topk), "needs --moe-runner-backend triton"
-        if x.shape[0] <= self.cache.max_rows:
-            return self.cache.step(index, x, topk.topk_ids, topk.topk_weights, self._num_valid)
+        rows = x.shape[0]
+        if self._path == "slots" or (self._path is None and rows <= self.cache.max_rows):
+            ids, weights = topk.topk_ids, topk.topk_weights
+            return self.cache.step(index, x, ids, weights, self._num_valid, prompt=self._path is not None)
         if self.plan.mode == "resident":
-            spec = self.cache.spec
             first = self.cache.layers[index].first_expert_id
-            views = {
-                role: self.cache.slots.view(role, first, spec.num_experts) for role in spec.format.roles(spec)
-            }
+            views = self.cache.slot_views(first, self.cache.spec.num_experts)
             return self._stock(layer, stock, dispatch_output, views)
         if torch.cuda.is_current_stream_capturing():
             raise FtError(
-                f"--cuda-graph-max-bs: graphs hold the experts of at most {self.cache.max_rows} rows, not {x.shape[0]}"
+                f"--cuda-graph-max-bs: graphs hold the experts of at most {self.cache.max_rows} rows, not {rows}"
             )
-        if self.stream is None or self.cache.layers[index].uncached:
+        if self._path != "stream" or self.cache.layers[index].uncached:
             return self._in_worker(index, x, topk)
-        out = self._stock(layer, stock, dispatch_output, self.stream.acquire(index))
-        self.stream.release(index)
-        return out
+        return self._streamed(index, layer, stock, dispatch_output)
+
+    def _streamed(self, index: int, layer: Any, stock: Any, dispatch_output: Any) -> torch.Tensor:
+        """The sum over the groups of a layer, each in SGLang's own kernels while the next is copied."""
+        assert self.stream is not None
+        ids = dispatch_output.topk_output.topk_ids
+        total: torch.Tensor | None = None
+        for first in self.stream.firsts():
+            group = self.stream.acquire(index, first)
+            part = dispatch_output
+            if group.count < self.cache.spec.num_experts:
+                layer.moe_runner_config.num_experts = None  # SGLang then leaves routes of -1 out
+                topk = dispatch_output.topk_output._replace(topk_ids=local_routes(ids, group))
+                part = dispatch_output._replace(topk_output=topk)
+            out = self._stock(layer, stock, part, group.experts)
+            self.stream.release(index, group, ids, self.more_prompt)
+            total = out if total is None else total.add_(out)
+        assert total is not None
+        return total
 
     def _stock(self, layer: torch.nn.Module, stock: Any, dispatch_output: Any, views: Any) -> torch.Tensor:
         for role, view in views.items():
@@ -250,14 +339,13 @@ class GpuExperts:
         return stock.apply(layer, dispatch_output).hidden_states
 
     def _in_worker(self, index: int, x: torch.Tensor, topk: Any) -> torch.Tensor:
-        """Many rows without buffers: over the host, while nothing else runs."""
+        """On the CPU, over the host, while nothing else runs."""
         torch.cuda.current_stream().synchronize()
         self.worker.ring.resume_from_doorbells()
         try:
             out = self.worker.run(index, x.cpu(), topk.topk_ids.cpu(), topk.topk_weights.cpu())
         finally:  # the host's jobs have taken their numbers, whatever became of them
             self.cache.state.set_sequence(self.worker.ring.sequence)
-            self._corrected_from = self._worker_sums()  # of decode steps only
         return out.to(x.device)
 
     def last_counters(self) -> dict[str, int]:
@@ -267,6 +355,40 @@ class GpuExperts:
     def failure_of(self, number: int) -> WorkerError | None:
         """Why pass `number` failed, once it has ended; ask for each in order."""
         return self.cache.failure_of(number)
+
+
+def local_routes(ids: torch.Tensor, group: Group) -> torch.Tensor:
+    """Routes [T, k] within a group: its experts from 0 on, -1 for all others."""
+    local = ids - group.first
+    return torch.where((local >= 0) & (local < group.count), local, -1)
+
+
+class PromptStats:
+    """How prompts ran: passes, rows, seconds and what was predicted for the experts alone, by path."""
+
+    def __init__(self) -> None:
+        paths = get_args(policy.PrefillPath)
+        self.sums = {path: dict.fromkeys(PROMPT_FIELDS, 0.0) for path in paths}
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._under_way: list[tuple[policy.PrefillPath, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def begin(self, path: policy.PrefillPath, rows: int, predicted: float) -> None:
+        """A pass starts on the current stream."""
+        while self._under_way and self._under_way[0][2].query():
+            ended, began, end = self._under_way.pop(0)
+            self.sums[ended]["seconds"] += began.elapsed_time(end) * 1e-3
+        sums = self.sums[path]
+        sums["passes"] += 1
+        sums["rows"] += rows
+        sums["predicted_seconds"] += predicted
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._began.record()
+
+    def end(self, path: policy.PrefillPath) -> None:
+        """All work of the pass is enqueued."""
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        self._under_way.append((path, self._began, end))
 
 
 def _steps_of(trace: Trace, cache: ExpertCache) -> torch.Tensor:
@@ -301,7 +423,8 @@ def hooks(executor: Callable[[], GpuExperts | None]) -> list[Hook]:
     def before_forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
         experts = executor()
         if experts is not None and not runner.is_draft_worker:
-            experts.before_forward(forward_batch.positions.shape[-1])
+            prompt = forward_batch.forward_mode.is_extend_without_speculative()
+            experts.before_forward(forward_batch.positions.shape[-1], prompt)
 
     def after_forward(result: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
         experts = executor()

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from sglang_ft.experts.step import Counters, Split
 from sglang_ft.kernels import abi
 
+if TYPE_CHECKING:
+    from sglang_ft.experts.compact import Compaction
+
 _PASSES = 16
 """Passes whose counters are kept; fewer are ever under way."""
+
+
+class Tables(NamedTuple):
+    """A copy on the host: int32 slot_of [experts], expert_of and used [slots]; the number of the last step."""
+
+    slot_of: torch.Tensor
+    expert_of: torch.Tensor
+    used: torch.Tensor
+    step: int
+    live: int
 
 
 class CacheState:
@@ -41,7 +55,12 @@ class CacheState:
             split=self._split.data_ptr(),
             failure=self.failure.data_ptr(),
         )
-        self.set_split([Split(m) for m in range(abi.MAX_EXPERTS + 1)])
+        self._prompt_split = self._words(abi.MAX_EXPERTS + 1)
+        self.prompt_struct = abi.Cache.from_buffer_copy(self.struct)
+        self.prompt_struct.split = self._prompt_split.data_ptr()
+        everything = [Split(m) for m in range(abi.MAX_EXPERTS + 1)]
+        self.set_split(everything)
+        self.set_prompt_split(everything)
         self.reset(0)
 
     def _words(self, count: int) -> torch.Tensor:
@@ -76,6 +95,49 @@ class CacheState:
         control = abi.Control(live_slots=live, free_slots=free, sequence=self.control().sequence)
         self._control.copy_(torch.frombuffer(bytearray(control), dtype=torch.uint8))
 
+    def tables(self) -> Tables:
+        """What is where now; waits for the device."""
+        control = self.control()
+        slot_of, expert_of, used = (t.cpu() for t in (self.slot_of, self.expert_of, self.used))
+        return Tables(slot_of, expert_of, used, control.step, control.live_slots)
+
+    def shrink(self, compaction: Compaction, live: int) -> None:
+        """Goes on with `live` slots that hold what `compaction` says; no step may be in flight."""
+        self.slot_of.copy_(compaction.slot_of)
+        self.expert_of.copy_(compaction.expert_of)
+        self.used.copy_(compaction.used)
+        words = self._control_words()
+        words[: abi.Control.step.offset // 4] = torch.tensor(
+            [live, live - compaction.kept], dtype=torch.int32
+        )
+        self._forget_queue(words)
+
+    def grow(self, before: int, live: int) -> None:
+        """Adds slots [before, live), empty; takes effect in the order of the current stream."""
+        self.expert_of[before:live] = -1
+        self.used[before:live] = 0
+        words = self._control_words()
+        words[abi.Control.live_slots.offset // 4] = live
+        words[abi.Control.free_slots.offset // 4] += live - before
+        self._forget_queue(words)
+
+    def take_slots(self, first: int, experts: torch.Tensor) -> None:
+        """Notes that empty slots [first, first + n) hold `experts` [n] (ids, on the device) as if used just now."""
+        end = first + len(experts)
+        slots = torch.arange(first, end, dtype=torch.int32, device=self.device)
+        self.slot_of[experts.long()] = slots
+        self.expert_of[first:end] = experts.int()
+        words = self._control_words()
+        self.used[first:end] = words[abi.Control.step.offset // 4]
+        words[abi.Control.free_slots.offset // 4] -= len(experts)
+
+    def _control_words(self) -> torch.Tensor:
+        return self._control.view(torch.int32)
+
+    def _forget_queue(self, words: torch.Tensor) -> None:
+        for field in (abi.Control.queue_head, abi.Control.queue_count):
+            words[field.offset // 4] = 0
+
     def set_sequence(self, sequence: int) -> None:
         """Goes on after job `sequence`, which the host rang; no step may be in flight."""
         offset = abi.Control.sequence.offset
@@ -84,10 +146,12 @@ class CacheState:
 
     def set_split(self, split: Sequence[Split]) -> None:
         """What is done with m misses; the last entry stands for more. Takes effect with the next step."""
-        table = [split[min(m, len(split) - 1)] for m in range(abi.MAX_EXPERTS + 1)]
-        words = torch.tensor([s.fills | s.features << 16 for s in table], dtype=torch.int32)
-        self.split_words = self._on_host(words)
+        self.split_words = self._on_host(_split_words(split))
         self._split.copy_(self.split_words, non_blocking=True)
+
+    def set_prompt_split(self, split: Sequence[Split]) -> None:
+        """The same for steps that are a part of a prompt."""
+        self._prompt_split.copy_(_split_words(split))
 
     def counters(self) -> dict[str, int]:
         """Sums since the last reset, by name; waits for the device."""
@@ -114,3 +178,8 @@ class CacheState:
     def last_counters(self) -> dict[str, int]:
         """Counters at the end of the last pass or the one before; from any thread, asks nothing of the device."""
         return dict(zip(abi.COUNTERS, self._passes[self._last_pass % _PASSES].tolist(), strict=True))
+
+
+def _split_words(split: Sequence[Split]) -> torch.Tensor:
+    table = [split[min(m, len(split) - 1)] for m in range(abi.MAX_EXPERTS + 1)]
+    return torch.tensor([s.fills | s.features << 16 for s in table], dtype=torch.int32)

@@ -10,21 +10,31 @@ import ctypes
 from ctypes import byref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sglang_ft import kernels
 from sglang_ft.errors import MemoryBudgetError, WorkerError
 from sglang_ft.experts.cache_state import CacheState
+from sglang_ft.experts.compact import keep_latest
 from sglang_ft.experts.slots import REGISTER_CHUNK, RegisteredMemory, SlotPool
 from sglang_ft.kernels import abi, check
 from sglang_ft.worker.protocol import DType, LayerFlag, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang_ft.experts.bank import ExpertPool, LayerBanks
+    from sglang_ft.experts.step import Split
+    from sglang_ft.worker.protocol import Role
     from sglang_ft.worker.ring import Ring
 
 MAX_ROWS = 64
-"""Rows of one step at most; more are a prefill."""
+"""Rows of a step that a CUDA graph may hold."""
+MAX_PROMPT_ROWS = 256
+"""Rows of a step that is a part of a short prompt; more than that touch nearly every expert."""
+_GATHER_BLOCKS = 8
+"""Of an expert. A hundred experts together keep any GPU busy."""
 _ROW_DTYPES = {torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
 
 
@@ -41,7 +51,8 @@ class ExpertCache:
         specs = [layer.spec for layer in pool.plan.layers]
         self.spec = specs[0]
         assert not slots or all(spec == self.spec for spec in specs), "the slots of a pool have one shape"
-        self.max_rows = min(MAX_ROWS, abi.MAX_PAIRS // topk, ring.size.rows)
+        self.most_rows = min(MAX_PROMPT_ROWS, abi.MAX_PAIRS // topk, ring.size.rows)
+        self.max_rows = min(MAX_ROWS, self.most_rows)
         self._ring_memory = RegisteredMemory(
             ring.file
         )  # small and needed; the pool takes what may still be pinned
@@ -53,6 +64,8 @@ class ExpertCache:
         self.memory = RegisteredMemory(pool.file)
         self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
         self.slots.resize(slots)
+        self.live = slots
+        """Slots that steps may use; those behind them hold something else."""
         self.resident = False
         self.fill_blocks = 16
         """Of the kernel that copies experts, see BranchTimes; for steps enqueued from now on."""
@@ -66,7 +79,7 @@ class ExpertCache:
 
     def _allocate(self) -> None:
         """What a step needs beside the state."""
-        pairs = self.max_rows * self.topk
+        pairs = self.most_rows * self.topk
         intermediate = max(layer.spec.intermediate for layer in self.pool.plan.layers)
         hidden = max(layer.spec.hidden for layer in self.pool.plan.layers)
         self._work = [
@@ -106,7 +119,31 @@ class ExpertCache:
 
     def reset(self) -> None:
         """Empties the slots and zeroes the counters. The sequence of jobs goes on."""
-        self.state.reset(self.slots.slots)
+        self.state.reset(self.live)
+
+    def set_prompt_split(self, split: Sequence[Split]) -> None:
+        """What steps of prompts do with their misses; other steps have the state's own."""
+        self.state.set_prompt_split(split)
+
+    def shrink(self, live: int) -> None:
+        """Goes on with fewer slots; what was used last stays in them. Waits for the device."""
+        tables = self.state.tables()
+        self._fill_stream.synchronize()
+        compaction = keep_latest(*tables, live)
+        copies = []
+        for source, to in compaction.moves:
+            for role in self.slots.roles:
+                size, address = self.slots.roles[role].nbytes, self.slots.ranges[role].address
+                copies.append((address + to * size, address + source * size, size))
+        self.copy(copies, torch.cuda.current_stream(self.device))
+        self.state.shrink(compaction, live)
+        self.live = live
+
+    def grow(self, live: int) -> None:
+        """Goes on with more slots, the new ones empty; they must have memory. In the order of the current stream."""
+        assert live <= self.slots.slots
+        self.state.grow(self.live, live)
+        self.live = live
 
     def make_resident(self) -> None:
         """Copies every expert into the slot of its id, for good. Needs a slot for each expert."""
@@ -162,6 +199,46 @@ class ExpertCache:
             return WorkerError(f"the cpu_worker refused a job: {Status(status).name}")
         return WorkerError("the cpu_worker process died or hung twice in the same step; this request is lost")
 
+    # -- experts brought together for a prefill -----------------------------------------------------
+
+    def copy(self, copies: Sequence[tuple[int, int, int]], stream: torch.cuda.Stream) -> None:
+        """Enqueues copies (to, from, bytes) of device memory or registered host memory."""
+        if not copies:
+            return
+        table = bytearray(np.array(copies, dtype=np.uint64).tobytes())
+        array = (abi.Copy * len(copies)).from_buffer(table)
+        self._launch(self._lib.ft_copy_runs, array, len(copies), stream.cuda_stream)
+
+    def fetch(self, layer: int, experts: Sequence[int], first: int, slot: int) -> list[tuple[int, int, int]]:
+        """The copies that bring local experts from the pool: expert e of them to slot `slot + e - first`."""
+        copies = []
+        for role, bank in self.pool.plan.layers[layer].roles.items():
+            size, address = self.slots.roles[role].nbytes, self.slots.ranges[role].address
+            for begin, count in runs(experts):
+                to = address + (slot + begin - first) * size
+                copies += _within_registrations(
+                    to, self.pool.file.address, bank.offset + begin * size, count * size
+                )
+        return copies
+
+    def gather(self, layer: int, experts: torch.Tensor, first: int, slot: int) -> None:
+        """Enqueues copies of local experts [n] int32, on the device, from their slots: as `fetch` places them.
+
+        One that has lost its slot by then comes over the link.
+        """
+        gathering = abi.Gathering(experts.data_ptr(), len(experts), first)
+        for role, one in self.slots.roles.items():
+            gathering.to[role] = self.slots.ranges[role].address + slot * one.nbytes
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        state = byref(self.state.struct)
+        self._launch(
+            self._lib.ft_gather, state, byref(self.layers[layer]), byref(gathering), _GATHER_BLOCKS, stream
+        )
+
+    def slot_views(self, first: int, count: int) -> dict[Role, torch.Tensor]:
+        """Slots [first, first + count), [count, ...] a role."""
+        return {role: self.slots.view(role, first, count) for role in self.slots.roles}
+
     # -- a step -----------------------------------------------------------------------------------
 
     def step(
@@ -171,20 +248,24 @@ class ExpertCache:
         routes: torch.Tensor,
         weights: torch.Tensor,
         num_valid: torch.Tensor | None = None,
+        prompt: bool = False,
     ) -> torch.Tensor:
         """Enqueues one step of layer `index` on the current stream: [T, H] -> [T, H], the routed experts' sum.
 
-        x [T, H] bfloat16 or float16, T up to `max_rows`; routes [T, k] int32, anything outside the layer's experts is
-        no route; weights [T, k] float32; num_valid int32 [1]: rows from there on are padding.
+        x [T, H] bfloat16 or float16, T up to `most_rows`, in a CUDA graph up to `max_rows`; routes [T, k] int32, what
+        is outside the layer's experts is no route; weights [T, k] float32; num_valid int32 [1]: rows from there on are
+        padding; `prompt`: a part of one, which takes the split for prompts and leaves in the cache what decode steps
+        have brought there.
         """
         x, routes, weights = x.contiguous(), routes.to(torch.int32).contiguous(), weights.float().contiguous()
         out = torch.empty_like(x)
         layer = self.layers[index]
         step = self._step(index, x, routes, weights, out, num_valid)
+        step.transient = prompt
         main = torch.cuda.current_stream(self.device)
-        if self._recorded is not None:
+        if self._recorded is not None and routes.shape[0] <= self.max_rows:
             self._recorded[index, : routes.shape[0]].copy_(routes)
-        state = byref(self.state.struct)
+        state = byref(self.state.prompt_struct if prompt else self.state.struct)
         planned = not self.resident or self._trace is not None
         on_gpu = self.resident or not (self.slots.slots == 0 or layer.uncached)
         if planned:
@@ -268,6 +349,27 @@ class ExpertCache:
         self.slots.close()
         self.memory.close()
         self._ring_memory.close()
+
+
+def runs(experts: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, count) of each run of consecutive numbers; `experts` ascend."""
+    found: list[tuple[int, int]] = []
+    for expert in experts:
+        if found and sum(found[-1]) == expert:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((expert, 1))
+    return found
+
+
+def _within_registrations(to: int, file: int, offset: int, nbytes: int) -> list[tuple[int, int, int]]:
+    """Copies of `nbytes` from byte `offset` of a registered file; one must not cross a registration."""
+    copies = []
+    while nbytes:
+        size = min(nbytes, REGISTER_CHUNK - offset % REGISTER_CHUNK)
+        copies.append((to, file + offset, size))
+        to, offset, nbytes = to + size, offset + size, nbytes - size
+    return copies
 
 
 def copy_registered(to: torch.Tensor, host: torch.Tensor, offset: int) -> None:

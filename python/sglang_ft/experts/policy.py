@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from sglang_ft.experts.step import FEATURE_STEP, Split
 
@@ -32,12 +34,15 @@ class BranchTimes:
     fill_blocks: int = 16
     """Blocks of the kernel that copies experts: the fewest that fill the link. More would not copy faster, and every
     other read over the link would wait behind theirs."""
+    cpu_pair: float = 0.0
+    """Of the CPU for a row of an expert, where that takes longer than reading the expert."""
 
     def link(self, experts: float) -> float:
         return self.link_fixed + experts * self.link_expert if experts else 0.0
 
-    def cpu(self, experts: float) -> float:
-        return self.cpu_fixed + experts * self.cpu_expert if experts else 0.0
+    def cpu(self, experts: float, pairs: float = 0.0) -> float:
+        """`pairs`: rows of the experts, together."""
+        return self.cpu_fixed + max(experts * self.cpu_expert, pairs * self.cpu_pair) if experts else 0.0
 
 
 @dataclass
@@ -76,8 +81,59 @@ class Correction:
 
     def apply(self, times: BranchTimes) -> BranchTimes:
         return replace(
-            times, cpu_fixed=times.cpu_fixed * self.scale, cpu_expert=times.cpu_expert * self.scale
+            times,
+            cpu_fixed=times.cpu_fixed * self.scale,
+            cpu_expert=times.cpu_expert * self.scale,
+            cpu_pair=times.cpu_pair * self.scale,
         )
+
+
+PrefillPath = Literal["slots", "stream", "worker"]
+"""Routed experts alone, as a decode step has them; all experts through buffers; all of it on the CPU."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a pass has to do: MoE layers of so many experts, `topk` of them a row; the share that lies in slots."""
+
+    layers: int
+    experts: int
+    topk: int
+    cached: float
+
+    def distinct(self, rows: int) -> float:
+        """Experts of a layer that so many rows reach when all are as likely: the most to be expected."""
+        return self.experts * (1 - (1 - self.topk / self.experts) ** rows)
+
+
+def prompt_split(most: int, times: BranchTimes, layers: Layers, rows: int) -> list[Split]:
+    """The split for steps of `rows` rows, as `balanced`: whole experts, and the CPU's work on their rows counts."""
+
+    def seconds(fills: int, misses: int, rows_each: float) -> float:
+        return max(times.link(fills), times.cpu(misses - fills, (misses - fills) * rows_each))
+
+    table = [Split(0)]
+    fills = 1
+    rows_each = rows * layers.topk / layers.distinct(rows)
+    for misses in range(1, most + 1):  # one miss more never means fewer fills
+        more = min(fills + 1, misses)
+        fills = min((fills, more), key=lambda n: seconds(n, misses, rows_each))
+        table.append(Split(fills))
+    return table
+
+
+def prefill_seconds(times: BranchTimes, layers: Layers, rows: int) -> dict[PrefillPath, float]:
+    """What the experts of a pass of `rows` rows take by each path, beside the rest of the model."""
+    distinct = layers.distinct(rows)
+    misses = distinct * (1 - layers.cached)
+    split = prompt_split(math.ceil(misses), times, layers, rows)[-1].fills
+    pairs = rows * layers.topk * (1 - layers.cached)
+    job = times.cpu(misses - split, pairs * (1 - split / max(misses, 1)))
+    return {
+        "slots": layers.layers * max(times.link(split), job),
+        "stream": layers.layers * times.link(layers.experts * (1 - layers.cached)),
+        "worker": layers.layers * times.cpu(distinct, rows * layers.topk),
+    }
 
 
 def fills_only(most: int) -> list[Split]:

@@ -11,6 +11,8 @@ Rules
 - Filled first: experts with more rows, then those routed more recently (a hit or not), then the lower expert id.
 - Slots are taken free ones first, then the least recently used; the lower slot on a tie. The first fill gets the
   first slot.
+- A transient step (part of a short prompt) keeps the cache as it is: what it fills into a slot that it had to empty is
+  older than all else, so that the next step takes that slot again. Free slots it fills for good.
 - The last fill may be shared: the link carries its first `features` intermediate features in time, the worker
   computes the others, and the rest of its weights follows later. A shared expert is in the job and in a slot.
 """
@@ -26,6 +28,8 @@ import torch
 
 NONE = 0xFFFFFFFF
 _MASK = 0xFFFFFFFF
+TRANSIENT_AGE = 0x80000000
+"""Age of a transient fill in its own step; nothing else grows so old."""
 FEATURE_STEP = 64
 """A shared expert is cut at a multiple of so many intermediate features."""
 
@@ -101,6 +105,7 @@ class StepCache:
         split: Sequence[Split],
         rows: int | None = None,
         cacheable: bool = True,
+        transient: bool = False,
     ) -> StepPlan:
         """Decides one step and updates the state.
 
@@ -130,7 +135,7 @@ class StepCache:
             self.seen[first_expert_id + expert] = self.step_number
         for hit in hits:
             self.used[hit.slot] = self.step_number
-        fills = self._fill(ranked[: chosen.fills], first_expert_id)
+        fills = self._fill(ranked[: chosen.fills], first_expert_id, transient)
         shared = [ranked[chosen.fills - 1]] if chosen.features else []
         job = sorted(ranked[chosen.fills :] + shared)
         self._count(len(hits), len(misses), len(fills), len(job), len(shared))
@@ -159,19 +164,21 @@ class StepCache:
     def _age(self, stamp: int) -> int:
         return (self.step_number - stamp) & _MASK
 
-    def _fill(self, experts: list[int], first_expert_id: int) -> list[Fill]:
+    def _fill(self, experts: list[int], first_expert_id: int, transient: bool) -> list[Fill]:
         def order(slot: int) -> tuple[int, int]:
             return -(NONE if self.expert_of[slot] == NONE else self._age(self.used[slot])), slot
 
         victims = sorted(range(self.live_slots), key=order)[: len(experts)]
         fills = []
         for expert, slot in zip(experts, victims, strict=True):
+            self.used[slot] = self.step_number
             if self.expert_of[slot] != NONE:
                 self.slot_of[self.expert_of[slot]] = NONE
                 self.counters.evictions += 1
+                if transient:
+                    self.used[slot] = (self.step_number - TRANSIENT_AGE) & _MASK
             self.expert_of[slot] = first_expert_id + expert
             self.slot_of[first_expert_id + expert] = slot
-            self.used[slot] = self.step_number
             fills.append(Fill(expert, slot))
         return fills
 

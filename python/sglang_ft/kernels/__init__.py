@@ -80,6 +80,8 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_down": [layer, step, c_int, c_void_p],
         "ft_combine": [cache, layer, step, c_int, c_void_p],
         "ft_plan_on_host": [cache, layer, step],
+        "ft_gather": [cache, layer, POINTER(abi.Gathering), c_uint32, c_void_p],
+        "ft_copy_runs": [POINTER(abi.Copy), c_uint32, c_void_p],
         "ft_range_reserve": [c_uint64, c_int, POINTER(c_void_p)],
         "ft_range_resize": [c_void_p, c_uint64],
         "ft_range_address": [c_void_p],

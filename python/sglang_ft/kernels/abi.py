@@ -152,6 +152,8 @@ class Step(ctypes.Structure):
         ("topk", c_uint32),
         ("row_dtype", c_uint32),
         ("trace_last", c_uint32),
+        ("transient", c_uint32),
+        ("reserved", c_uint32),
         ("stamps", c_void_p),
         ("h", c_void_p),
         ("partial", c_void_p),
@@ -163,4 +165,12 @@ class Step(ctypes.Structure):
     ]
 
 
-STRUCTS = (Split, Control, Counters, Cache, RoleMemory, Layer, Run, Work, RingView, Step)
+class Gathering(ctypes.Structure):
+    _fields_ = [("experts", c_void_p), ("count", c_uint32), ("first", c_uint32), ("to", c_void_p * ROLES)]
+
+
+class Copy(ctypes.Structure):
+    _fields_ = [("to", c_void_p), ("from_", c_void_p), ("bytes", c_uint64)]
+
+
+STRUCTS = (Split, Control, Counters, Cache, RoleMemory, Layer, Run, Work, RingView, Step, Gathering, Copy)

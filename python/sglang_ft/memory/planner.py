@@ -25,10 +25,12 @@ CHUNKS = (8192, 4096, 2048, 1024, 512)
 _KV_SHARE = 0.2
 """Of what is left after the dense weights; the KV cache gets it when the user names no number of slots."""
 _KV_LEAST = 1 * GIB
-_LEAST_STEPS = 40
-"""Fewer slots than this many steps' routes are not worth two prefill buffers."""
+_BUFFER_SHARES = (4, 2)
+"""Prefill borrows a quarter of the slots for its buffers, or half of them where they are few."""
+_MOST_GROUPS = 32
+"""Of a layer."""
 _LEAST_STREAMED_CHUNK = 1024
-"""A shorter chunk would stream the pool so often that larger buffers do not pay."""
+"""A shorter chunk would stream the pool too often."""
 
 # On the GPU whatever the model; measured on an H200 with SGLang 0.5.17.
 _CUDA = int(0.75 * GIB)
@@ -91,16 +93,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """What the experts get of the GPU. `buffers`: whether prefill streams layers."""
+    """What the experts get of the GPU. `group`: experts of each of the two buffers that prefill borrows of the slots;
+    0: none, long prompts run on the CPU or need no buffers."""
 
     mode: MoeMode
     slots: int
-    buffers: bool
+    group: int = 0
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Estimates: tokens a second of one request; the most that one stream of the pool a chunk lets through."""
+    """Estimates: tokens a second of one request; the most that streaming what is not cached once a chunk allows."""
 
     miss_rate: float
     decode: float
@@ -139,7 +142,7 @@ def divide(
     kv_least: int = _KV_LEAST,
     kv_most: float = math.inf,
 ) -> GpuPlan:
-    """Mode, slots and buffers for `available` bytes that experts and KV cache share; see Wishes.
+    """Mode, slots and prefill's buffers for `available` bytes that experts and KV cache share; see Wishes.
 
     Unless the user names slots, the KV cache is left a fifth, within `kv_least` and `kv_most` bytes. Raises
     MemoryBudgetError for what cannot fit.
@@ -153,23 +156,29 @@ def divide(
             f"{available / GIB:.2f} GiB are available; leave the flag out to cache a part of them"
         )
     if mode == "resident" or (mode == "auto" and not slots and need <= left):
-        return GpuPlan("resident", everything, False)
+        return GpuPlan("resident", everything)
     if mode == "cpu":
-        return GpuPlan("cpu", 0, False)
-    mode = "hybrid" if mode == "auto" else mode
-    streams = 2 * num_experts * expert_bytes
-    if slots:
-        if slots * expert_bytes > available:
-            raise MemoryBudgetError(
-                f"--ft-slots {slots} need {slots * expert_bytes / GIB:.2f} GiB of GPU memory, "
-                f"{available / GIB:.2f} GiB are available"
-            )
-        slots = min(slots, everything)
-        return GpuPlan(mode, slots, slots * expert_bytes + streams <= available)
-    fits = (left - streams) // expert_bytes
-    buffers = fits >= _LEAST_STEPS * topk
-    slots = min(everything, max(0, fits if buffers else left // expert_bytes))
-    return GpuPlan(mode, slots, buffers) if slots else GpuPlan("cpu", 0, False)
+        return GpuPlan("cpu", 0)
+    if slots and slots * expert_bytes > available:
+        raise MemoryBudgetError(
+            f"--ft-slots {slots} need {slots * expert_bytes / GIB:.2f} GiB of GPU memory, "
+            f"{available / GIB:.2f} GiB are available"
+        )
+    slots = min(everything, slots or left // expert_bytes)
+    if not slots:
+        return GpuPlan("cpu", 0)
+    return GpuPlan("hybrid" if mode == "auto" else mode, slots, buffer_group(slots, num_experts))
+
+
+def buffer_group(slots: int, num_experts: int) -> int:
+    """Experts of each of prefill's two buffers: a layer's, or the largest part of them that leaves enough slots."""
+    for share in _BUFFER_SHARES:
+        group = num_experts
+        while group * _MOST_GROUPS >= num_experts:
+            if 2 * group <= slots // share:
+                return group
+            group = (group + 1) // 2 if group > 1 else 0
+    return 0
 
 
 def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wishes) -> MemoryPlan:
@@ -205,7 +214,6 @@ def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wis
         *base,
         Item("activations of a chunk", "gpu", _activations(memory, chunk, requests)),
         Item("expert slots", "gpu", experts.slots * model.expert_bytes),
-        Item("prefill buffers", "gpu", _buffer_bytes(model, experts)),
         Item("KV cache", "gpu", math.ceil(kv_tokens * memory.kv_token)),
         *_host_items(model, wishes),
     ]
@@ -224,8 +232,8 @@ def _choose_chunk(
 ) -> tuple[int, GpuPlan, int]:
     """Chunk, experts and the bytes that experts and KV cache share.
 
-    The longest chunk with which layers stream or all experts are resident; where none does, a short one that leaves
-    the more to slots.
+    The longest chunk with which experts stream or all are resident; where none does, a short one that leaves the more
+    to slots.
     """
     fixed = sum(item.nbytes for item in base)
     without_streams = None
@@ -245,11 +253,11 @@ def _choose_chunk(
                 kv_least * requests,
             )
         except MemoryBudgetError as e:
-            experts = GpuPlan("cpu", 0, False)
+            experts = GpuPlan("cpu", 0)
             refused = [Problem(str(e), "leave the flag out, or free GPU memory")]
         fits = not refused and room - _taken(model, experts) >= kv_least
         option = (chunk, experts, room, refused)
-        streams = experts.buffers and chunk >= _LEAST_STREAMED_CHUNK
+        streams = experts.group and chunk >= _LEAST_STREAMED_CHUNK
         if fits and (experts.mode == "resident" or streams):
             break
         if fits and chunk >= _LEAST_STREAMED_CHUNK:
@@ -266,11 +274,7 @@ def _activations(memory: ModelMemory, chunk: int, requests: int) -> int:
 
 
 def _taken(model: ModelSummary, experts: GpuPlan) -> int:
-    return experts.slots * model.expert_bytes + _buffer_bytes(model, experts)
-
-
-def _buffer_bytes(model: ModelSummary, experts: GpuPlan) -> int:
-    return 2 * model.num_experts * model.expert_bytes if experts.buffers else 0
+    return experts.slots * model.expert_bytes
 
 
 def _kv_tokens(memory: ModelMemory, nbytes: int, model: ModelSummary, context: int, requests: int) -> int:
@@ -316,7 +320,7 @@ def _without_gpu(
         Item("activations of a chunk", "host", _activations(memory, chunk, requests)),
         Item("KV cache", "host", math.ceil(context * memory.kv_token)),
     ]
-    experts = GpuPlan("cpu", 0, False)
+    experts = GpuPlan("cpu", 0)
     if wishes.mode not in ("auto", "cpu") or wishes.slots:
         problems.append(Problem("--ft-moe-mode or --ft-slots without a GPU", "leave them out"))
     return _finish(model, memory, machine, experts, context, requests, chunk, items, problems)
@@ -363,7 +367,8 @@ def estimate(
         hits, missed * model.expert_bytes / rates.get(experts.mode, math.inf) + min(missed, 1) * _MISS_S
     )
     step += model.num_moe_layers * moe
-    stream = model.pool_bytes / (_STREAM_SHARE * machine.link) if experts.buffers else 0.0
+    streamed = total - max(0, experts.slots - 2 * experts.group) if experts.group else 0
+    stream = streamed * model.expert_bytes / (_STREAM_SHARE * machine.link)
     return Speeds(misses, 1 / step, chunk / stream if stream else math.inf)
 
 
@@ -390,8 +395,8 @@ def render(plan: MemoryPlan, machine: Machine, bandwidths: str) -> str:
         ]
     experts, speeds = plan.experts, plan.speeds
     share = f", {100 * experts.slots / plan.total_experts:.0f} %" if plan.total_experts else ""
-    prefill = "streams layers" if experts.buffers else "in slots"
-    if experts.mode == "cpu" or (experts.slots < plan.total_experts and not experts.buffers):
+    prefill = f"streams groups of {experts.group}" if experts.group else "in slots"
+    if experts.mode == "cpu" or (experts.slots < plan.total_experts and not experts.group):
         prefill = "by the worker"
     lines += [
         f"experts: {experts.mode}, {experts.slots:,} of {plan.total_experts:,} in slots{share}; prefill {prefill}, "

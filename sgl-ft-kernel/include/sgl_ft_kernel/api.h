@@ -35,6 +35,8 @@ struct ft_split {
   uint16_t features;
 };
 
+#define FT_TRANSIENT_AGE 0x80000000u /* in steps, of a transient fill in its own step */
+
 #define FT_CACHE_QUEUE 1024u /* slots that are looked up ahead as victims; at least FT_CACHE_MAX_EXPERTS */
 
 /* A slot among the oldest when the queue was made, and its stamp then; with another stamp it has been used
@@ -178,6 +180,8 @@ struct ft_step {
   uint32_t topk;
   uint32_t row_dtype;  /* ft_dtype of ring.h: BF16 or FP16 */
   uint32_t trace_last; /* 1: the trace goes on to its next step after this layer */
+  uint32_t transient;  /* 1: what it fills in place of other experts is the first to be evicted again */
+  uint32_t reserved;
   uint64_t* stamps;    /* null: none are taken */
   float* h;            /* scratch [rows * topk, intermediate] */
   float* partial;      /* scratch [rows * topk, hidden] */
@@ -208,6 +212,28 @@ int ft_combine(const struct ft_cache* cache, const struct ft_moe_layer* layer, c
 /* Runs the same plan logic here on the host, all pointers being host memory: for tests and offline use. */
 int ft_plan_on_host(const struct ft_cache* cache, const struct ft_moe_layer* layer,
                     const struct ft_step* step);
+
+/* Experts of one layer that are brought together in a buffer, for a prefill. */
+struct ft_gathering {
+  const int32_t* experts; /* [count] local, in device memory */
+  uint32_t count;
+  uint32_t first;              /* expert e goes to to[role] + (e - first) * stride */
+  uint8_t* to[FT_CACHE_ROLES]; /* null where the layer has no such role */
+};
+
+/* Copies each from its slot, or over the link when it has none (any more). `blocks` for each expert. */
+int ft_gather(const struct ft_cache* cache, const struct ft_moe_layer* layer,
+              const struct ft_gathering* gathering, uint32_t blocks, void* stream);
+
+/* One copy between device memory and registered host memory. */
+struct ft_copy {
+  void* to;
+  const void* from;
+  uint64_t bytes;
+};
+
+/* Enqueues `count` copies for the device's copy engines. */
+int ft_copy_runs(const struct ft_copy* copies, uint32_t count, void* stream);
 
 /* Slot memory: an address range that is reserved once; physical memory is mapped into its first bytes in
  * chunks. */

@@ -76,6 +76,7 @@ class StepPlanner {
     if (n.fills) {
       choose_victims();
       apply_fills();
+      if (in.transient) recycle();
     }
     list_runs();
     finish();
@@ -358,6 +359,35 @@ class StepPlanner {
     return s.bins[kBins - 1 - s.bin];
   }
 
+  // The victims of a transient step become the first of the queue, in the order of their slots; those that an
+  // earlier one left there stay before them.
+  FT_HOST_DEVICE void recycle() {
+    uint32_t from_free = min(n.fills, n.free), count = n.fills - from_free;
+    if (count == 0) return;
+    uint32_t head = cache.control->queue_head, end = cache.control->queue_count;
+    if (b.tid() == 0) s.candidates = 0;
+    b.sync();
+    for (uint32_t i = head + b.tid(); i < end; i += b.size())
+      if (n.step - cache.queue[i].used >= FT_TRANSIENT_AGE) b.add(&s.candidates, 1);
+    b.sync();
+    uint32_t older = s.candidates;
+    for (uint32_t i = b.tid(); i < older; i += b.size()) {
+      s.candidate[i] = cache.queue[head + i].slot;
+      s.candidate_age[i] = cache.queue[head + i].used;
+    }
+    const uint32_t* slots = s.slot + n.hits + from_free;
+    for (uint32_t i = b.tid(); i < count; i += b.size()) {
+      uint32_t rank = older;
+      for (uint32_t j = 0; j < count; j++) rank += slots[j] < slots[i];
+      s.candidate[rank] = slots[i];
+      s.candidate_age[rank] = n.step - FT_TRANSIENT_AGE;
+    }
+    b.sync();
+    for (uint32_t i = b.tid(); i < older + count; i += b.size())
+      cache.queue[head - count + i] = {s.candidate[i], s.candidate_age[i]};
+    if (b.tid() == 0) cache.control->queue_head = head - count;
+  }
+
   FT_HOST_DEVICE void apply_fills() {
     for (uint32_t i = b.tid(); i < n.fills; i += b.size()) {
       uint32_t e = s.expert[n.hits + i], slot = s.slot[n.hits + i], old = cache.expert_of[slot];
@@ -367,7 +397,7 @@ class StepPlanner {
       }
       cache.expert_of[slot] = layer.first_expert_id + e;
       cache.slot_of[layer.first_expert_id + e] = slot;
-      cache.used[slot] = n.step;
+      cache.used[slot] = in.transient && old != FT_NONE ? n.step - FT_TRANSIENT_AGE : n.step;
     }
   }
 
