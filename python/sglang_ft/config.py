@@ -65,6 +65,14 @@ class FtConfig:
     slots: int = setting(
         0, "expert slots in GPU memory; 0: what the KV cache leaves", "slots", low=0, high=1_000_000
     )
+    decode_gap_ms: int = setting(
+        500,
+        "while a long prompt is read, running requests get a token between two of its chunks when the last one is this "
+        "long ago; 0: between any two",
+        "ms",
+        low=0,
+        high=3_600_000,
+    )
     recalibrate: bool = setting(
         False, "measure link and CPU anew instead of using what an earlier start measured"
     )

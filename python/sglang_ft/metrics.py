@@ -5,7 +5,8 @@ SGLang's metrics are multi-process: what the scheduler process counts here, the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,10 +41,24 @@ _CACHE_COUNTERS = {
 }
 
 
-def _counter(name: str, help: str, model: str) -> Counter:
+PROMPT_PATHS = ("slots", "stream", "worker")
+_PROMPT_COUNTERS = {
+    "passes": "passes over rows of prompts, by how their experts ran",
+    "rows": "rows of those passes",
+    "seconds": "time of those passes on the GPU",
+    "predicted_seconds": "what their experts alone should have taken by the measured times",
+}
+
+
+def _counter(name: str, help: str, model: str, **labels: str) -> Counter:
     from prometheus_client import Counter
 
-    return Counter(f"sglang_ft_{name}", help, ["model_name"]).labels(model_name=model)
+    return _made(Counter, name, help, tuple(labels)).labels(model_name=model, **labels)
+
+
+@functools.cache
+def _made(kind: type, name: str, help: str, labels: tuple[str, ...]) -> Any:
+    return kind(f"sglang_ft_{name}", help, ["model_name", *labels])
 
 
 def _gauge(name: str, help: str, model: str) -> Gauge:
@@ -59,6 +74,12 @@ class CacheMetrics:
     def __init__(self, model: str, slots: int, experts: int) -> None:
         self._counters = {f: _counter(name, help, model) for f, (name, help, _) in _CACHE_COUNTERS.items()}
         self._passes = _counter("forward_passes", "forward passes launched", model)
+        self._prompts = {
+            (path, field): _counter(f"prompt_{field}", help, model, path=path)
+            for path in PROMPT_PATHS
+            for field, help in _PROMPT_COUNTERS.items()
+        }
+        self._seen_prompts = dict.fromkeys(self._prompts, 0.0)
         _gauge("cache_slots", "experts that GPU memory has room for", model).set(slots)
         _gauge("experts", "experts of all MoE layers", model).set(experts)
         self._seen = dict.fromkeys([*_CACHE_COUNTERS, "passes"], 0)
@@ -73,6 +94,12 @@ class CacheMetrics:
             self._seen[field] = now[field]
         self._passes.inc(passes - self._seen["passes"])
         self._seen["passes"] = passes
+
+    def update_prompts(self, now: Mapping[str, Mapping[str, float]]) -> None:
+        """Adds the prompts since the last call; `now`: sums by path and field."""
+        for (path, field), counter in self._prompts.items():
+            counter.inc(now[path][field] - self._seen_prompts[path, field])
+            self._seen_prompts[path, field] = now[path][field]
 
     def words(self) -> str:
         """What happened since the last call of this, for the log; empty when nothing did."""

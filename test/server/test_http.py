@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -110,16 +115,55 @@ def test_a_change_of_the_experts_that_is_no_json_object(demo_server: Server, bod
     assert words in answer.json()["error"]["message"]
 
 
-def test_a_dense_model_is_served_plainly_behind_an_api_key(tiny_checkpoint):
-    with serving(tiny_checkpoint("qwen3"), "--api-key", "secret", "--context-length", "512") as server:
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=server.url + "/v1", api_key="guess", max_retries=0).models.list()
-        assert httpx.post(server.url + "/v1/chat/completions", json={}).status_code == 401
-        assert httpx.get(server.url + "/ft/experts").status_code == 401
-        key = {"Authorization": "Bearer secret"}
-        assert httpx.get(server.url + "/ft/experts", headers=key).json() == {"moe_mode": None}
-        client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
-        answer = client.completions.create(model="default", prompt="abc", max_tokens=4)
-        assert answer.usage.completion_tokens == 4
-        assert "worker" not in server.children(), "no experts, no cpu_worker"
-        assert "dense model" in server.log
+@pytest.fixture(scope="module")
+def dense_server(tiny_checkpoint) -> Iterator[Server]:
+    flags = ("--api-key", "secret", "--context-length", "4096", "--chunked-prefill-size", "64")
+    with serving(tiny_checkpoint("qwen3"), *flags, "--ft-decode-gap-ms", "0") as server:
+        yield server
+
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+def test_a_dense_model_is_served_plainly_behind_an_api_key(dense_server: Server):
+    server = dense_server
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=server.url + "/v1", api_key="guess", max_retries=0).models.list()
+    assert httpx.post(server.url + "/v1/chat/completions", json={}).status_code == 401
+    assert httpx.get(server.url + "/ft/experts").status_code == 401
+    assert httpx.get(server.url + "/ft/experts", headers=KEY).json() == {"moe_mode": None}
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
+    answer = client.completions.create(model="default", prompt="abc", max_tokens=4)
+    assert answer.usage.completion_tokens == 4
+    assert "worker" not in server.children(), "no experts, no cpu_worker"
+    assert "dense model" in server.log
+
+
+def test_an_answer_goes_on_while_a_long_prompt_is_read(dense_server: Server):
+    """Sixty chunks; without our turns in between, the running answer would stop until the last of them."""
+    url, chunks, arrived = dense_server.url + "/generate", 60, []
+    started, done = threading.Event(), threading.Event()
+
+    def answer() -> None:
+        sampling = {"temperature": 0, "max_new_tokens": 2000, "ignore_eos": True}
+        body = {"input_ids": [5, 6, 7], "sampling_params": sampling, "stream": True}
+        with httpx.stream("POST", url, json=body, headers=KEY, timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    arrived.append(time.monotonic())
+                    started.set()
+                if done.is_set():
+                    return
+
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(answer)
+        assert started.wait(30)
+        begin = time.monotonic()
+        prompt = [random.randrange(20, 200) for _ in range(64 * chunks)]
+        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}}
+        assert httpx.post(url, json=body, headers=KEY, timeout=60).status_code == 200
+        end = time.monotonic()
+        done.set()
+        running.result()
+    between = sum(begin < at < end for at in arrived)
+    assert chunks / 2 <= between <= 2 * chunks, "one token a chunk"

@@ -187,6 +187,7 @@ def test_every_group_is_whole_in_any_order_of_the_queues(slots, filled, group):
         cache.state._control_words()[2] = 100
         stream = ExpertStream(cache, group, device)
         for _ in range(3):  # prompts
+            stream.ahead = random.random() < 0.8
             for chunk in range(3):
                 routes = torch.randint(0, 16, (5, 2))
                 one_pass(stream, cache, device, routes, more=chunk < 2)

@@ -43,6 +43,18 @@ def test_steps_of_any_number_of_rows_are_read_as_they_were_written(file):
         np.testing.assert_array_equal(got, want)
 
 
+def test_the_last_steps(file):
+    trace = read_trace(file)
+    for count in range(1, len(ROWS) + 1):
+        last = trace.last(count)
+        assert last.num_steps == count and last.routes.base is not None
+        for got, want in zip(last, steps()[-count:], strict=True):
+            np.testing.assert_array_equal(got, want)
+    for count in (0, len(ROWS) + 1):
+        with pytest.raises(TraceError, match="has no last"):
+            trace.last(count)
+
+
 def test_the_file_is_mapped_not_loaded(file):
     routes = read_trace(file).routes
     assert isinstance(routes.base, np.memmap) and not routes.flags.writeable

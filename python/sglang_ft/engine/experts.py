@@ -213,6 +213,11 @@ class ExpertServing:
         """Whether a module's experts lie in the pool."""
         return isinstance(getattr(module, "quant_method", None), PooledMoEMethod)
 
+    def expect(self, more_prompt: bool) -> None:
+        """A batch is about to be launched; `more_prompt`: a prompt goes on in a later one."""
+        if self.experts is not None and self.experts.gpu is not None:
+            self.experts.gpu.more_prompt = more_prompt
+
     def take_failure(self) -> WorkerError | None:
         """The failure of the forward pass that just ended, if any."""
         return self.experts.take_failure() if self.experts else None
@@ -299,6 +304,7 @@ def _export_cache(exporter: metrics.CacheMetrics, gpu: GpuExperts) -> None:
     told = time.monotonic()
     while not pause.wait(_METRICS_PERIOD_S):
         exporter.update(gpu.last_counters(), gpu.passes)
+        exporter.update_prompts(gpu.prompts.sums)
         if time.monotonic() - told >= _WORDS_PERIOD_S:
             told = time.monotonic()
             if words := exporter.words():

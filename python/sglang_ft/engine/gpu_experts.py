@@ -39,7 +39,8 @@ _CORRECTION_PERIOD_S = 1.0
 _TRY_AGAIN_S = 60.0
 """After so long a CPU that was too slow gets jobs again."""
 _CHANGEABLE = ("cache", "hybrid", "cpu")
-PROMPT_FIELDS = ("passes", "rows", "seconds", "predicted_seconds")
+_SETTINGS = {"moe_mode", "reset", "split", "stamps", "prompt_path", "stream_ahead"}
+_PROMPT_FIELDS = ("passes", "rows", "seconds", "predicted_seconds")
 
 
 class GpuExperts:
@@ -68,6 +69,9 @@ class GpuExperts:
         self.more_prompt = False
         """Whether the prompt of the pass that is launched next goes on in another one."""
         self._path: policy.PrefillPath | None = None
+        self._prompt = False
+        self._wanted_path: policy.PrefillPath | None = None
+        """For measurements and tests; None: the shortest."""
         self._rows_of_split = 0
         self._times = (
             self._branch_times(threads, config.recalibrate) if plan.mode in ("hybrid", "cache") else None
@@ -107,10 +111,10 @@ class GpuExperts:
 
     def change(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """Changes mode or contents; no forward pass may be under way. Returns mode, slots and counters."""
-        unknown = set(wanted) - {"moe_mode", "reset", "split", "stamps"}
+        unknown = set(wanted) - _SETTINGS
         if unknown:
             raise FtError(
-                f"{', '.join(sorted(unknown))}: no such setting; known are moe_mode, split, stamps and reset"
+                f"{', '.join(sorted(unknown))}: no such setting; known are {', '.join(sorted(_SETTINGS))}"
             )
         mode = wanted.get("moe_mode", self._mode)
         if mode != self._mode and (mode not in _CHANGEABLE or self._mode not in _CHANGEABLE):
@@ -122,6 +126,10 @@ class GpuExperts:
         if "split" in wanted:
             self._correcting = False  # it stays until a mode is chosen again
             self.cache.state.set_split(self._read_split(wanted["split"]))
+        if "prompt_path" in wanted:
+            self._wanted_path = self._read_path(wanted["prompt_path"])
+        if "stream_ahead" in wanted and self.stream is not None:
+            self.stream.ahead = bool(wanted["stream_ahead"])
         if "stamps" in wanted:
             self.cache.switch_stamps(bool(wanted["stamps"]))
         if wanted.get("reset") and self._mode != "resident":
@@ -155,6 +163,15 @@ class GpuExperts:
         if not split:
             raise FtError("split: empty")
         return split
+
+    def _read_path(self, name: Any) -> policy.PrefillPath | None:
+        """A path for prompts, for measurements. Raises FtError."""
+        paths = get_args(policy.PrefillPath)
+        if name not in (*paths, "auto"):
+            raise FtError(f"prompt_path: {name!r} is none of auto, {', '.join(paths)}")
+        if name == "stream" and self.stream is None:
+            raise FtError("prompt_path: no slots are left for the buffers of a stream")
+        return None if name == "auto" else name
 
     def _describe_split(self) -> list[list[int]]:
         """[fills, features] for 0 to k misses."""
@@ -220,7 +237,7 @@ class GpuExperts:
         `prompt`: rows of prompts, maybe with those of running requests among them; else a decode step.
         """
         self.worker.wake()
-        self._path = None
+        self._path, self._prompt = None, prompt
         if prompt:
             self._begin_prompt(tokens)
         elif self.stream is not None and self.stream.active:
@@ -234,12 +251,12 @@ class GpuExperts:
             self._valid_rows = tokens
 
     def after_forward(self, tokens: int) -> None:
-        """Called when the pass was launched; writes down its routes if they are recorded."""
+        """Called when the pass was launched; writes down the routes of a decode step if they are recorded."""
         if self._path is not None:
             self.prompts.end(self._path)
             self._path = None
         self.passes = self.cache.state.end_pass()
-        if self._recorder is not None and tokens <= self.cache.max_rows:
+        if self._recorder is not None and not self._prompt and tokens <= self.cache.max_rows:
             try:
                 self._recorder.append(self.cache.recorded(tokens))
             except TraceError as e:
@@ -268,6 +285,8 @@ class GpuExperts:
             possible.insert(0, "stream")
         if rows <= self.cache.most_rows:
             possible.insert(0, "slots")
+        if self._wanted_path in possible:
+            possible = [self._wanted_path]
         if self._times is None:
             return possible[0], 0.0
         times = self._correction.apply(self._times)
@@ -368,7 +387,7 @@ class PromptStats:
 
     def __init__(self) -> None:
         paths = get_args(policy.PrefillPath)
-        self.sums = {path: dict.fromkeys(PROMPT_FIELDS, 0.0) for path in paths}
+        self.sums = {path: dict.fromkeys(_PROMPT_FIELDS, 0.0) for path in paths}
         self._began = torch.cuda.Event(enable_timing=True)
         self._under_way: list[tuple[policy.PrefillPath, torch.cuda.Event, torch.cuda.Event]] = []
 

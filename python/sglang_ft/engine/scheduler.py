@@ -18,8 +18,11 @@ from sglang_ft.errors import WorkerError
 logger = logging.getLogger(__name__)
 
 
-class Failures(Protocol):
-    """Who knows why forward passes failed."""
+class Passes(Protocol):
+    """Who runs the experts of forward passes, and knows why some failed."""
+
+    def expect(self, more_prompt: bool) -> None:
+        """A batch is about to be launched; `more_prompt`: a prompt goes on in a later one."""
 
     def take_failure(self) -> WorkerError | None:
         """Of the pass that was just run or launched by this thread, so far as the host knows."""
@@ -31,16 +34,17 @@ class Failures(Protocol):
         """Of a pass that a GPU has finished; asked for in order."""
 
 
-def hooks(failures: Failures, on_gpu: bool) -> list[Hook]:
+def hooks(passes: Passes, on_gpu: bool) -> list[Hook]:
     """Ends the requests of a failed pass before anything that it computed reaches a client."""
 
     def run_batch(original: Callable, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        passes.expect(scheduler.chunked_req is not None)
         result = original(scheduler, batch, *args, **kwargs)
-        failure = failures.take_failure()
+        failure = passes.take_failure()
         if failure is not None:
             fail_requests(scheduler, batch, str(failure))
         if on_gpu:
-            result.ft_pass = failures.last_pass()
+            result.ft_pass = passes.last_pass()
         return result
 
     def process_batch_result(original: Callable, scheduler: Any, batch: Any, result: Any) -> None:
@@ -49,7 +53,7 @@ def hooks(failures: Failures, on_gpu: bool) -> list[Hook]:
             result.copy_done.synchronize()
         else:
             torch.cuda.synchronize()
-        failure = failures.failure_of(getattr(result, "ft_pass", failures.last_pass()))
+        failure = passes.failure_of(getattr(result, "ft_pass", passes.last_pass()))
         if failure is not None:
             fail_requests(scheduler, batch, str(failure))
         original(scheduler, batch, result)

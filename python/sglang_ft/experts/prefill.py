@@ -91,6 +91,8 @@ class ExpertStream:
         self._slots = cache.live
         self.active = False
         """Whether the buffers are borrowed."""
+        self.ahead = True
+        """False copies a group only when it is its turn: what the buffers gain, for measurements."""
         self.bytes = 0
         """Copied over the link so far, as far as known when it was asked what is cached."""
         self._views = [cache.slot_views(self._slots - (2 - side) * group, group) for side in range(2)]
@@ -116,7 +118,8 @@ class ExpertStream:
             self.active = True
         if not self._units or self._decoded > _STALE_STEPS:
             self._look()
-        self._fetch(0)
+        if self.ahead:
+            self._fetch(0)
 
     def decoded(self) -> None:
         """A decode step was launched in between."""
@@ -159,13 +162,11 @@ class ExpertStream:
             self._keep(layer, group, routes, self._next_free, count)
             self._next_free += count
         self._lanes.record(self._free[side], copies=False)
-        following = place + 1
-        if following < len(self._order):
-            self._fetch(following)
-            return
-        self._each = 0  # one pass fills them
-        if more:
-            self._fetch(0)
+        last = place + 1 == len(self._order)
+        if last:
+            self._each = 0  # one pass fills them
+        if self.ahead and (more or not last):
+            self._fetch(0 if last else place + 1)
 
     def _fetch(self, place: int) -> int:
         """Enqueues the copies of a group unless that was done; the side it goes to."""

@@ -86,6 +86,13 @@ class Trace:
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self.step(number) for number in range(self.num_steps))
 
+    def last(self, count: int) -> Trace:
+        """The last `count` steps."""
+        if not 1 <= count <= self.num_steps:
+            raise TraceError(f"a trace of {self.num_steps} steps has no last {count}")
+        starts = self.starts[-count - 1 :]
+        return Trace(self.header, self.routes[starts[0] : starts[-1]], starts - starts[0])
+
     def stretches(self, count: int) -> list[Trace]:
         """`count` consecutive traces of equally many steps; what does not divide is left out."""
         if not 1 <= count <= self.num_steps:
