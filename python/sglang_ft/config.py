@@ -31,6 +31,7 @@ CONFIG_ENV = "SGLANG_FT_CONFIG"  # the parsed settings as JSON, for child proces
 HELP_GROUP = "sglang_ft"
 
 _CORE_LIST = r"(\d+(-\d+)?)(,\d+(-\d+)?)*|"
+_SIZE = r"\d+(\.\d+)?\s*[kmgtKMGT]?[iI]?[bB]?|"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -64,6 +65,12 @@ class FtConfig:
     )
     slots: int = setting(
         0, "expert slots in GPU memory; 0: what the KV cache leaves", "slots", low=0, high=1_000_000
+    )
+    vram_budget: str = setting(
+        "",
+        "GPU memory that the server uses at most, like 8GiB; empty: what is free when it starts",
+        like="a size like 8GiB",
+        pattern=_SIZE,
     )
     decode_gap_ms: int = setting(
         500,

@@ -31,6 +31,32 @@ def found() -> tuple[Gpu, ...]:
     return tuple(_describe(driver, index) for index in range(number.value))
 
 
+def free_bytes() -> int:
+    """Memory of the first GPU that nobody uses now; all of it where the driver's management library is missing."""
+    total = found()[0].nbytes
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return total
+    handle, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()  # total, free, used
+    failed = (
+        nvml.nvmlInit_v2()
+        or nvml.nvmlDeviceGetHandleByPciBusId_v2(_bus_id(), ctypes.byref(handle))
+        or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    )
+    return total if failed else min(total, memory[1])
+
+
+def _bus_id() -> bytes:
+    """Of the first GPU that this process may use: NVML counts all there are."""
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    driver = _driver()
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return b""
+    driver.cuDeviceGetPCIBusId(text, len(text), device)
+    return text.value
+
+
 def driver_cuda() -> tuple[int, int]:
     """The newest CUDA version that the driver knows, like (13, 0); (0, 0) without a driver."""
     version = ctypes.c_int(0)

@@ -14,10 +14,23 @@ int cuDriverGetVersion(int* version) {{ *version = 12040; return 0; }}
 int cuDeviceGetCount(int* count) {{ *count = {count}; return 0; }}
 int cuDeviceGet(int* device, int index) {{ *device = index; return 0; }}
 int cuDeviceGetName(char* name, int size, int device) {{ snprintf(name, size, "Model %d", device); return 0; }}
+int cuDeviceGetPCIBusId(char* text, int size, int device) {{ snprintf(text, size, "bus %d", device); return 0; }}
 int cuDeviceTotalMem_v2(unsigned long* bytes, int) {{ *bytes = 24ul << 30; return 0; }}
 int cuDeviceGetAttribute(int* value, int attribute, int) {{ *value = attribute == 75 ? {major} : 6; return 0; }}
 }}
 """
+MANAGEMENT = """
+#include <string.h>
+extern "C" {{
+int nvmlInit_v2() {{ return 0; }}
+int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** device) {{ *device = 0; return strcmp(bus, "bus 0"); }}
+int nvmlDeviceGetMemoryInfo(void*, unsigned long long* memory) {{
+  memory[0] = 24ull << 30; memory[1] = 7ull << 30; memory[2] = 17ull << 30;
+  return {status};
+}}
+}}
+"""
+FREE = "from sglang_ft import gpu; print(gpu.free_bytes() >> 30)"
 FOUND = "from sglang_ft import gpu; print(gpu.found(), gpu.driver_cuda(), gpu.what_is_missing(), sep='|')"
 DOCTOR = """
 import sys
@@ -35,11 +48,15 @@ except FtError as e:
 def run(tmp_path):
     """Runs Python code that finds the given driver and no kernels, or kernels that hold nothing."""
 
-    def run(code, *argv, init=0, count=1, major=8, kernels=False):
-        (tmp_path / "driver.cpp").write_text(DRIVER.format(init=init, count=count, major=major))
-        library = tmp_path / "libcuda.so.1"
-        compiler = os.environ.get("CXX", "c++")
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "driver.cpp"], check=True)
+    def build(library, source):
+        (tmp_path / "source.cpp").write_text(source)
+        command = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-o", tmp_path / library]
+        subprocess.run([*command, tmp_path / "source.cpp"], check=True)
+
+    def run(code, *argv, init=0, count=1, major=8, kernels=False, management=None):
+        build("libcuda.so.1", DRIVER.format(init=init, count=count, major=major))
+        if management is not None:
+            build("libnvidia-ml.so.1", MANAGEMENT.format(status=management))
         if kernels:
             (tmp_path / "libsgl_ft_kernel.so").touch()
         env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "SGLANG_FT_KERNEL_DIR": str(tmp_path)}
@@ -55,6 +72,10 @@ def test_gpus_are_described_and_missing_kernels_named(run):
     assert gpus == f"(Gpu(name='Model 0', {same}, Gpu(name='Model 1', {same})"
     assert cuda == "(12, 4)"
     assert missing.startswith("the CUDA kernels are not installed: pip install ./sgl-ft-kernel ")
+
+
+def test_free_memory_is_the_management_library_s_where_there_is_one(run):
+    assert [run(FREE), run(FREE, management=0), run(FREE, management=3)] == ["24", "7", "24"]
 
 
 def test_nothing_is_missing_with_kernels(run):

@@ -50,5 +50,10 @@ def test_prompts_are_counted_by_their_path(exporter):
 
     exporter.update_prompts(sums(passes=1, rows=8192, predicted_seconds=0.7))
     exporter.update_prompts(sums(passes=2, rows=9000, predicted_seconds=1.4, seconds=0.75))
-    assert [of("stream", f) for f in ("passes", "rows", "seconds", "predicted_seconds")] == [2, 9000, 0.75, 1.4]
+    assert [of("stream", f) for f in ("passes", "rows", "seconds", "predicted_seconds")] == [
+        2,
+        9000,
+        0.75,
+        1.4,
+    ]
     assert of("slots", "passes") == of("worker", "rows") == 0

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from sglang_ft import checkpoint
 from sglang_ft.checkpoint import FormatError, ModelSummary
 from sglang_ft.cli import main as cli
-from sglang_ft.cli.plan import size
 from sglang_ft.memory import planner, shapes
 from sglang_ft.memory.planner import GpuPlan, Machine, MemoryPlan, Wishes, plan
 from sglang_ft.memory.shapes import Kinds, ModelMemory
+from sglang_ft.memory.sizes import parse_size
 
 ROOT = Path(__file__).parents[2]
 MODELS = {
@@ -37,11 +37,11 @@ MACHINES = {
 }
 GOLDEN = [
     # machine, model, experts, chunk, tokens of KV cache, tokens a second
-    ("RTX 3090 server", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 2284, 256), 8192, 131_247, 61),
-    ("RTX 4090 server", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 2284, 256), 8192, 131_247, 68),
-    ("RTX 5090 server", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 3622, 256), 8192, 131_255, 106),
-    ("RTX 5090 desktop", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 3622, 256), 8192, 131_255, 100),
-    ("RTX 4060 laptop", "Qwen3.6-35B-A3B NVFP4", GpuPlan("hybrid", 813, 64), 8192, 32_792, 40),
+    ("RTX 3090 server", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 2120, 256), 8192, 131_324, 60),
+    ("RTX 4090 server", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 2120, 256), 8192, 131_324, 67),
+    ("RTX 5090 server", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 3458, 256), 8192, 131_332, 104),
+    ("RTX 5090 desktop", "Qwen3.6-35B-A3B BF16", GpuPlan("hybrid", 3458, 256), 8192, 131_332, 98),
+    ("RTX 4060 laptop", "Qwen3.6-35B-A3B NVFP4", GpuPlan("hybrid", 704, 64), 8192, 32_777, 39),
     ("RTX 5090 server", "DeepSeek-V4-Flash MXFP4", GpuPlan("hybrid", 1421, 128), 8192, 132_348, 49),
     ("RTX 5090 desktop", "DeepSeek-V4-Flash MXFP4", GpuPlan("hybrid", 1421, 128), 8192, 132_348, 44),
     ("RTX PRO 6000", "GLM-5.2 NVFP4", GpuPlan("hybrid", 2247, 256), 8192, 119_228, 13),
@@ -242,7 +242,7 @@ def test_what_layers_remember(text, kinds, kv_token, state):
     [("8GiB", 8 * GIB), ("8g", 8 * GIB), ("64k", 65536), ("1.5 GB", 1.5 * GIB), ("32000", 32000), ("0", 0)],
 )
 def test_sizes_on_the_command_line(text, want):
-    assert size(text) == want
+    assert parse_size(text) == want
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from sglang_ft.config import FtConfig
 from sglang_ft.errors import CheckpointError, ConfigError, FtError
 from sglang_ft.memory import planner, shapes
 from sglang_ft.memory.planner import Machine, MemoryPlan, Problem, Wishes
+from sglang_ft.memory.sizes import parse_size
 
 DOES_NOT_FIT = 1
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,14 +30,16 @@ def main(argv: Sequence[str]) -> int:
         raise CheckpointError(f"{folder}: a dense model has no experts to plan for")
     text = checkpoint.text_config(checkpoint.read_config(folder))
     memory = shapes.describe(text, {"fp8": 1, "bf16": 2}[args.kv_cache])
+    if args.vram is None and config.vram_budget:
+        args.vram = parse_size(config.vram_budget)
     machine, bandwidths = _machine(args)
     wishes = Wishes(
-        config.moe_mode,
-        config.slots,
-        args.context,
-        args.requests,
-        args.chunk,
-        int(config.ram_reserve_gib * planner.GIB),
+        mode=config.moe_mode,
+        slots=config.slots,
+        context=args.context,
+        requests=args.requests,
+        chunk=args.chunk,
+        ram_reserve=int(config.ram_reserve_gib * planner.GIB),
     )
     plan = planner.plan(model, memory, machine, wishes)
     plan = dataclasses.replace(plan, problems=(*problems, *plan.problems))
@@ -50,18 +50,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def size(text: str) -> int:
-    """'8GiB', '8G', '32k', '64000' -> bytes or tokens; binary units."""
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 8GiB or 64k")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    """What parse_size takes, for argparse."""
+    try:
+        return parse_size(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-ft plan",
         description="Plan the memory of a model on a machine, this one unless --vram and --ram say otherwise. Takes "
-        "--ft-moe-mode, --ft-slots and --ft-ram-reserve-gib of the server too. Exit status 1: it does not fit.",
+        "--ft-moe-mode, --ft-slots, --ft-vram-budget and --ft-ram-reserve-gib of the server too. Exit status 1: it "
+        "does not fit.",
     )
     parser.add_argument(
         "--model-path", required=True, help="checkpoint, or a folder with a config.json alone"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_ft import metrics, runtime
 from sglang_ft.config import FtConfig
+from sglang_ft.engine.allocation import Allotment
 from sglang_ft.engine.hook import Hook
 from sglang_ft.engine.loader import LazyReads
 from sglang_ft.engine.moe import ExpertLayers, PooledMoEMethod
@@ -152,16 +154,15 @@ class ExpertServing:
         if any(spec != specs[0] for spec in specs):
             logger.warning("MoE layers differ in shape: all experts run in the cpu_worker")
             mode = "cpu"
-        plan = planner.divide(
-            mode,
-            slots,
-            specs[0].expert_bytes,
-            specs[0].num_experts,
-            len(specs),
-            experts.topk,
-            gpu_experts.available_memory(),
-        )
+        shape = (specs[0].expert_bytes, specs[0].num_experts, len(specs), experts.topk)
+        allotment = Allotment.inherited(os.environ)
+        if allotment is None or mode == "cpu":
+            plan = planner.divide(mode, slots, *shape, gpu_experts.available_memory())
+        else:
+            plan = gpu_experts.settle(allotment, mode, slots, shape)
         gpu = gpu_experts.GpuExperts(experts.pool, worker, experts.topk, plan, threads, self.config)
+        if allotment is not None and allotment.budget:
+            gpu_experts.cap_memory(allotment.budget - plan.slots * specs[0].expert_bytes)
         total = sum(spec.num_experts for spec in specs)
         logger.info(
             "Experts: %s, %d of %d in slots (%.2f GiB), prefill %s",

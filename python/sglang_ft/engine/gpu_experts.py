@@ -21,6 +21,7 @@ from sglang.srt.runtime_context import get_schedule
 
 from sglang_ft.calibration import measure, store
 from sglang_ft.config import FtConfig, MoeMode
+from sglang_ft.engine.allocation import Allotment
 from sglang_ft.engine.hook import Hook
 from sglang_ft.errors import FtError, TraceError, WorkerError
 from sglang_ft.experts import policy
@@ -29,6 +30,7 @@ from sglang_ft.experts.decode import ExpertCache
 from sglang_ft.experts.prefill import CudaLanes, ExpertStream, Group
 from sglang_ft.experts.step import FEATURE_STEP, Split
 from sglang_ft.experts.traces import Trace, TraceHeader, TraceWriter, read_trace
+from sglang_ft.memory import planner
 from sglang_ft.memory.planner import GpuPlan
 from sglang_ft.worker.protocol import Isa
 from sglang_ft.worker.supervisor import Supervisor
@@ -429,6 +431,35 @@ def available_memory() -> int:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return int(free - (1 - get_schedule().mem_fraction_static) * total)
+
+
+def settle(allotment: Allotment, mode: MoeMode, slots: int, shape: tuple[int, int, int, int]) -> GpuPlan:
+    """What was planned for the experts, or less where the dense weights took more than their files.
+
+    `shape`: bytes of an expert, experts of a layer, layers, routes of a row.
+    """
+    torch.cuda.empty_cache()
+    room, total = torch.cuda.mem_get_info()
+    if allotment.budget:
+        ours = torch.cuda.memory_reserved() + planner.CUDA_BYTES
+        room = min(room, allotment.budget - ours)
+    room -= allotment.beside
+    if allotment.experts.slots * shape[0] <= room:
+        return allotment.experts
+    found = planner.divide(mode, min(slots, max(room, 0) // shape[0]), *shape, room, kv_least=0, kv_most=0)
+    logger.warning(
+        "%d slots were planned, there is room for %d: %.2f GiB are free beside what follows",
+        allotment.experts.slots,
+        found.slots,
+        room / planner.GIB,
+    )
+    return found
+
+
+def cap_memory(nbytes: int) -> None:
+    """torch takes no more than that; slots and CUDA's own memory come on top."""
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(min(max((nbytes - planner.CUDA_BYTES) / total, 0.001), 1.0))
 
 
 def hooks(executor: Callable[[], GpuExperts | None]) -> list[Hook]:

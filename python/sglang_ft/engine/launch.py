@@ -59,7 +59,10 @@ def launch(argv: Sequence[str]) -> None:
         # A configuration file may name model and port; then both are known only once SGLang has read it.
         checked = None if known.config else _check(config, on_gpu, known)
         moe = checked is None or checked[1].is_moe
-        server_args = _server_args([*(_MOE_ON_GPU if on_gpu and moe else ()), *rest], on_gpu)
+        ours = [*_MOE_ON_GPU] if on_gpu and moe else []
+        if ours and checked is not None:
+            ours += _plan_gpu(config, known, checked[1])
+        server_args = _server_args([*ours, *rest], on_gpu)
         early, summary = checked or _check(config, on_gpu, server_args)
         if on_gpu and summary.is_moe:
             _check_parallelism(server_args)
@@ -84,6 +87,15 @@ def _choose_platform(config: FtConfig) -> bool:
     for name, value in cpu_platform.environment().items():
         os.environ.setdefault(name, value)
     return False
+
+
+def _plan_gpu(config: FtConfig, known: argparse.Namespace, summary: ModelSummary) -> list[str]:
+    """Plans the GPU's memory and prints the plan; SGLang's flags that follow from it."""
+    from sglang_ft.engine import allocation
+
+    made, flags = allocation.plan(config, known, summary)
+    print(allocation.render(made), file=sys.stderr, flush=True)
+    return flags
 
 
 def _check_parallelism(args: Any) -> None:
@@ -118,6 +130,8 @@ def _check_graphs(args: Any) -> None:
 
 def _known_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The few of SGLang's flags that the checks need, read without importing SGLang."""
+    from sglang_ft.engine import allocation
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--model-path", "--model")
     parser.add_argument("--revision")
@@ -130,6 +144,7 @@ def _known_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--ssl-certfile")
     parser.add_argument("--config")
+    allocation.add_arguments(parser)
     return parser.parse_known_args(argv)[0]
 
 

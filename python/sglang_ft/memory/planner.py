@@ -33,12 +33,14 @@ _LEAST_STREAMED_CHUNK = 1024
 """A shorter chunk would stream the pool too often."""
 
 # On the GPU whatever the model; measured on an H200 with SGLang 0.5.17.
-_CUDA = int(0.75 * GIB)
+CUDA_ITEM, CUDA_BYTES = "CUDA and libraries", int(0.75 * GIB)
 _WORKSPACE = int(0.4 * GIB)
 _GRAPHS = int(0.25 * GIB)
 _RESERVE, _RESERVE_SHARE = int(0.25 * GIB), 0.02
 _SMALL_GPU = 16 * GIB
 _STATES_A_REQUEST = 3  # the live one, and two that are kept in turn while decoding
+_STATES_KEPT = 16  # and so many for later turns, when the user names no number
+_STATES_SHARE = 0.05  # of what the dense weights leave, at most
 
 _PROCESSES = 4 * GIB
 """Tokenizer, scheduler and detokenizer with their libraries."""
@@ -71,6 +73,9 @@ class Wishes:
     context: int = 0
     requests: int = 0
     chunk: int = 0
+    kv_tokens: int = 0
+    states: int = 0
+    """Recurrent states that are kept for later turns."""
     ram_reserve: int = 2 * GIB
 
 
@@ -118,6 +123,8 @@ class MemoryPlan:
     total_experts: int
     kv_tokens: int
     requests: int
+    states: int
+    """Recurrent states, of running requests and kept ones."""
     chunk: int
     items: tuple[Item, ...]
     problems: tuple[Problem, ...]
@@ -129,6 +136,11 @@ class MemoryPlan:
 
     def total(self, where: str) -> int:
         return sum(item.nbytes for item in self.items if item.where == where)
+
+    def beside_experts(self) -> int:
+        """GPU memory that is taken after the experts: everything but them, the dense weights and CUDA's own."""
+        before = ("dense weights", CUDA_ITEM, "expert slots")
+        return sum(item.nbytes for item in self.items if item.where == "gpu" and item.name not in before)
 
 
 def divide(
@@ -193,21 +205,21 @@ def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wis
                 f"--context {model.context_length}",
             )
         )
-    states = _STATES_A_REQUEST * requests * memory.state
+    states = _count_states(model, memory, machine, wishes, requests)
     base = [
         Item("dense weights", "gpu", model.other_bytes),
-        Item("CUDA and libraries", "gpu", _CUDA),
+        Item(CUDA_ITEM, "gpu", CUDA_BYTES),
         Item("attention workspace", "gpu", _WORKSPACE),
         Item("CUDA graphs", "gpu", _GRAPHS),
-        Item("recurrent states", "gpu", states),
+        Item("recurrent states", "gpu", states * memory.state),
         Item("reserve", "gpu", max(_RESERVE, int(_RESERVE_SHARE * machine.gpu_bytes))),
     ]
     if machine.gpu_bytes == 0:
         return _without_gpu(model, memory, machine, wishes, context, requests, problems)
-    kv_least = math.ceil(context * memory.kv_token)
+    kv_least = math.ceil((wishes.kv_tokens or context) * memory.kv_token)
     chunk, experts, room = _choose_chunk(model, memory, machine, wishes, base, kv_least, requests, problems)
     taken = _taken(model, experts)
-    kv_tokens = _kv_tokens(memory, room - taken, model, context, requests)
+    kv_tokens = wishes.kv_tokens or _kv_tokens(memory, room - taken, model, context, requests)
     if room - taken < kv_least:
         problems.append(_context_problem(memory, room, kv_least, context))
     items = [
@@ -217,7 +229,19 @@ def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wis
         Item("KV cache", "gpu", math.ceil(kv_tokens * memory.kv_token)),
         *_host_items(model, wishes),
     ]
-    return _finish(model, memory, machine, experts, kv_tokens, requests, chunk, items, problems)
+    sizes = (kv_tokens, requests, states, chunk)
+    return _finish(model, memory, machine, experts, sizes, items, problems)
+
+
+def _count_states(
+    model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wishes, requests: int
+) -> int:
+    """Recurrent states: of running requests, and as many kept ones as are wanted or a twentieth of the memory holds."""
+    if not memory.state:
+        return 0
+    left = max(0, (machine.gpu_bytes or machine.ram_bytes) - model.other_bytes)
+    kept = wishes.states or min(_STATES_KEPT, int(_STATES_SHARE * left / memory.state))
+    return _STATES_A_REQUEST * requests + kept
 
 
 def _choose_chunk(
@@ -313,17 +337,20 @@ def _without_gpu(
     problems: list[Problem],
 ) -> MemoryPlan:
     chunk = wishes.chunk or CHUNKS[2]
+    states = _count_states(model, memory, machine, wishes, requests)
+    kv_tokens = wishes.kv_tokens or context
     items = [
         *_host_items(model, wishes),
         Item("dense weights", "host", model.other_bytes),
-        Item("recurrent states", "host", _STATES_A_REQUEST * requests * memory.state),
+        Item("recurrent states", "host", states * memory.state),
         Item("activations of a chunk", "host", _activations(memory, chunk, requests)),
-        Item("KV cache", "host", math.ceil(context * memory.kv_token)),
+        Item("KV cache", "host", math.ceil(kv_tokens * memory.kv_token)),
     ]
     experts = GpuPlan("cpu", 0)
     if wishes.mode not in ("auto", "cpu") or wishes.slots:
         problems.append(Problem("--ft-moe-mode or --ft-slots without a GPU", "leave them out"))
-    return _finish(model, memory, machine, experts, context, requests, chunk, items, problems)
+    sizes = (kv_tokens, requests, states, chunk)
+    return _finish(model, memory, machine, experts, sizes, items, problems)
 
 
 def _finish(
@@ -331,9 +358,7 @@ def _finish(
     memory: ModelMemory,
     machine: Machine,
     experts: GpuPlan,
-    kv_tokens: int,
-    requests: int,
-    chunk: int,
+    sizes: tuple[int, int, int, int],
     items: list[Item],
     problems: list[Problem],
 ) -> MemoryPlan:
@@ -347,9 +372,9 @@ def _finish(
                 f"{math.ceil((host - machine.ram_bytes) / GIB)} GiB more memory, or a smaller quantization",
             )
         )
-    speeds = estimate(model, memory, machine, experts, chunk)
+    speeds = estimate(model, memory, machine, experts, chunk=sizes[-1])
     used = tuple(item for item in items if item.nbytes)
-    return MemoryPlan(experts, total, kv_tokens, requests, chunk, used, tuple(problems), speeds)
+    return MemoryPlan(experts, total, *sizes, used, tuple(problems), speeds)
 
 
 def estimate(
