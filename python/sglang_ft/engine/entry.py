@@ -46,9 +46,12 @@ def scheduler_hooks(config: FtConfig) -> list[Hook]:
     found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")), lambda: serving.reads)
     if not on_gpu:
         return [*cpu_platform.hooks(), *found]
-    from sglang_ft.engine import gpu_experts
+    from sglang_ft.engine import gpu_experts, memory_guard
 
-    return [*found, *gpu_experts.hooks(lambda: serving.experts.gpu if serving.experts else None)]
+    def executor() -> gpu_experts.GpuExperts | None:
+        return serving.experts.gpu if serving.experts else None
+
+    return [*found, *gpu_experts.hooks(executor), *memory_guard.hooks(executor)]
 
 
 def _refuse(error: FtError) -> NoReturn:

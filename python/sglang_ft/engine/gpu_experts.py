@@ -38,6 +38,8 @@ from sglang_ft.worker.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 _CORRECTION_PERIOD_S = 1.0
+_ROWS_TO_CHECK = 512
+"""Passes of fewer rows find room in what is kept free."""
 _TRY_AGAIN_S = 60.0
 """After so long a CPU that was too slow gets jobs again."""
 _CHANGEABLE = ("cache", "hybrid", "cpu")
@@ -49,10 +51,20 @@ class GpuExperts:
     """Runs the MoE layers of one model on one GPU."""
 
     def __init__(
-        self, pool: ExpertPool, worker: Supervisor, topk: int, plan: GpuPlan, threads: int, config: FtConfig
+        self,
+        pool: ExpertPool,
+        worker: Supervisor,
+        topk: int,
+        plan: GpuPlan,
+        threads: int,
+        config: FtConfig,
+        chunk_token: int = 0,
     ) -> None:
-        """`threads` of the worker. Raises TraceError for a trace that is not of this model."""
-        self.plan, self.worker = plan, worker
+        """`threads` of the worker; `chunk_token`: bytes that a row of a prompt takes, 0 if that is not known.
+
+        Raises TraceError for a trace that is not of this model.
+        """
+        self.plan, self.worker, self._chunk_token = plan, worker, chunk_token
         device = torch.cuda.current_device()
         self.cache = ExpertCache(pool, worker.ring, topk, plan.slots, device)
         if self.cache.uncached_layers:
@@ -265,10 +277,48 @@ class GpuExperts:
                 logger.error("No routes are recorded any more: %s", e)
                 self._recorder = None
 
+    def give_memory(self, nbytes: int) -> int:
+        """Gives slots back to the device until so many bytes are free of them, or none is left; waits for the device.
+
+        What was used last stays. Returns the bytes; none when all experts are resident: graphs count on their places.
+        """
+        before, each = self.cache.slots.slots, self.cache.spec.expert_bytes
+        slots = max(0, before - math.ceil(nbytes / each))
+        if self.plan.mode == "resident" or slots == before:
+            return 0
+        if self.stream is not None and self.stream.active:
+            self.stream.end()
+        self.cache.shrink(slots)
+        torch.cuda.synchronize()
+        self.cache.slots.resize(slots)
+        group = planner.buffer_group(slots, self.cache.spec.num_experts)
+        self.stream = ExpertStream(self.cache, group, CudaLanes(self.cache.device)) if group else None
+        torch.cuda.empty_cache()
+        return (before - slots) * each
+
+    def begin_again(self, rows: int) -> None:
+        """The pass that was begun starts anew, on what is left of the slots."""
+        if self._prompt:
+            self._begin_prompt(rows)
+
+    def _make_room(self, rows: int) -> None:
+        """Slots go before a pass that would not find the memory it needs: another program may have taken it."""
+        if rows < _ROWS_TO_CHECK or not self._chunk_token:
+            return
+        free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        lacking = rows * self._chunk_token - free
+        if lacking > 0 and (given := self.give_memory(lacking)):
+            logger.warning(
+                "GPU memory got scarce: the expert cache gives back %.2f GiB, %d slots are left",
+                given / planner.GIB,
+                self.cache.slots.slots,
+            )
+
     def _begin_prompt(self, rows: int) -> None:
         """Chooses how the experts of a prompt's rows run, and starts what can start already."""
         if self.plan.mode == "resident":
             return
+        self._make_room(rows)
         self._path, seconds = self._choose_path(rows)
         self.prompts.begin(self._path, rows, seconds)
         if self._path == "stream":
