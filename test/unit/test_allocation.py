@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_with_its_cure(start, argv, settings, words
 
 def test_without_a_plan_there_is_none():
     assert Allotment.inherited({}) is None
-    plan = Allotment(GpuPlan("cache", 5, 2), 7, 11, 13)
+    plan = Allotment(GpuPlan("cache", 5, 2), 7, 11, 13, 17, 19)
     os.environ.pop("SGLANG_FT_PLAN", None)
     plan.publish()
     assert Allotment.inherited(os.environ) == plan

@@ -31,12 +31,15 @@ _SLACK_SHARE = 0.8
 class Allotment:
     """What the process that allocates knows of the plan; bytes of GPU memory.
 
-    `budget`: of all that the server uses, 0 when it is only what was free. `beside`: allocated after the experts.
-    `chunk_token`: activations of a row of a prompt.
+    `budget`: of all that the server uses, 0 when it is only what was free. `total`: planned, without the reserve;
+    `dense`: the dense weights of that. `beside`: kept for what follows the experts. `chunk_token`: activations of a row
+    of a prompt.
     """
 
     experts: GpuPlan
     budget: int
+    total: int
+    dense: int
     beside: int
     chunk_token: int
 
@@ -84,7 +87,10 @@ def plan(config: FtConfig, args: argparse.Namespace, summary: ModelSummary) -> t
     made = planner.plan(summary, memory, machine, wishes)
     if not made.fits:
         raise MemoryBudgetError(_words(made, machine, budget))
-    Allotment(made.experts, budget, made.beside_experts(), memory.chunk_token).publish()
+    sizes = {item.name: item.nbytes for item in made.items if item.where == "gpu"}
+    total = made.total("gpu") - sizes.get(planner.RESERVE_ITEM, 0)
+    dense = sizes.get(planner.DENSE_ITEM, 0)
+    Allotment(made.experts, budget, total, dense, made.beside_experts(), memory.chunk_token).publish()
     return made, _flags(made, memory, args)
 
 
@@ -109,7 +115,7 @@ def _words(made: MemoryPlan, machine: Machine, budget: int) -> str:
 
 def _flags(made: MemoryPlan, memory: ModelMemory, args: argparse.Namespace) -> list[str]:
     total = gpu.found()[0].nbytes
-    kept = {"KV cache", "recurrent states", "dense weights", planner.CUDA_ITEM, "expert slots"}
+    kept = {"KV cache", "recurrent states", planner.DENSE_ITEM, planner.CUDA_ITEM, "expert slots"}
     slack = sum(item.nbytes for item in made.items if item.where == "gpu" and item.name not in kept)
     fraction = 1 - _SLACK_SHARE * slack / total
     wanted = {

@@ -160,9 +160,8 @@ class ExpertServing:
             plan = planner.divide(mode, slots, *shape, gpu_experts.available_memory())
         else:
             plan = gpu_experts.settle(allotment, mode, slots, shape)
-        chunk_token = allotment.chunk_token if allotment is not None else 0
         gpu = gpu_experts.GpuExperts(
-            experts.pool, worker, experts.topk, plan, threads, self.config, chunk_token
+            experts.pool, worker, experts.topk, plan, threads, self.config, allotment
         )
         if allotment is not None and allotment.budget:
             gpu_experts.cap_memory(allotment.budget - plan.slots * specs[0].expert_bytes)

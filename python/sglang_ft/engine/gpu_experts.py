@@ -58,13 +58,11 @@ class GpuExperts:
         plan: GpuPlan,
         threads: int,
         config: FtConfig,
-        chunk_token: int = 0,
+        allotment: Allotment | None = None,
     ) -> None:
-        """`threads` of the worker; `chunk_token`: bytes that a row of a prompt takes, 0 if that is not known.
-
-        Raises TraceError for a trace that is not of this model.
-        """
-        self.plan, self.worker, self._chunk_token = plan, worker, chunk_token
+        """`threads` of the worker. Raises TraceError for a trace that is not of this model."""
+        self.plan, self.worker, self._allotment = plan, worker, allotment
+        self._dense = torch.cuda.memory_allocated()
         device = torch.cuda.current_device()
         self.cache = ExpertCache(pool, worker.ring, topk, plan.slots, device)
         if self.cache.uncached_layers:
@@ -151,6 +149,9 @@ class GpuExperts:
         state: dict[str, Any] = {
             "moe_mode": self._mode,
             "slots": self.cache.slots.slots,
+            "experts": len(self.cache.state.slot_of),
+            "expert_bytes": self.cache.spec.expert_bytes,
+            "memory": self._memory(),
             **self.cache.state.counters(),
             "prompts": self.prompts.sums,
             "stream_bytes": self.stream.bytes if self.stream else 0,
@@ -160,6 +161,12 @@ class GpuExperts:
             state["link_us_an_expert"] = round(self._times.link_expert * 1e6, 1)
             state["cpu_us_an_expert"] = round(self._times.cpu_expert * 1e6, 1)
         return state | {"split": self._describe_split(), "stamps": self.cache.stamps()}
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes of GPU memory: used by all that runs on it, and planned for this server (0: there was no plan)."""
+        free, total = torch.cuda.mem_get_info()
+        planned = self._allotment.total - self._allotment.dense + self._dense if self._allotment else 0
+        return {"used_bytes": total - free, "planned_bytes": planned}
 
     def _read_split(self, pairs: Any) -> list[Split]:
         """A split for measurements: [fills, features] for 0, 1, ... misses. Raises FtError."""
@@ -303,10 +310,10 @@ class GpuExperts:
 
     def _make_room(self, rows: int) -> None:
         """Slots go before a pass that would not find the memory it needs: another program may have taken it."""
-        if rows < _ROWS_TO_CHECK or not self._chunk_token:
+        if rows < _ROWS_TO_CHECK or self._allotment is None:
             return
         free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        lacking = rows * self._chunk_token - free
+        lacking = rows * self._allotment.chunk_token - free
         if lacking > 0 and (given := self.give_memory(lacking)):
             logger.warning(
                 "GPU memory got scarce: the expert cache gives back %.2f GiB, %d slots are left",

@@ -33,6 +33,7 @@ _LEAST_STREAMED_CHUNK = 1024
 """A shorter chunk would stream the pool too often."""
 
 # On the GPU whatever the model; measured on an H200 with SGLang 0.5.17.
+DENSE_ITEM, RESERVE_ITEM = "dense weights", "reserve"
 CUDA_ITEM, CUDA_BYTES = "CUDA and libraries", int(0.75 * GIB)
 _WORKSPACE = int(0.4 * GIB)
 _GRAPHS = int(0.25 * GIB)
@@ -139,7 +140,7 @@ class MemoryPlan:
 
     def beside_experts(self) -> int:
         """GPU memory that is taken after the experts: everything but them, the dense weights and CUDA's own."""
-        before = ("dense weights", CUDA_ITEM, "expert slots")
+        before = (DENSE_ITEM, CUDA_ITEM, "expert slots")
         return sum(item.nbytes for item in self.items if item.where == "gpu" and item.name not in before)
 
 
@@ -207,12 +208,12 @@ def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wis
         )
     states = _count_states(model, memory, machine, wishes, requests)
     base = [
-        Item("dense weights", "gpu", model.other_bytes),
+        Item(DENSE_ITEM, "gpu", model.other_bytes),
         Item(CUDA_ITEM, "gpu", CUDA_BYTES),
         Item("attention workspace", "gpu", _WORKSPACE),
         Item("CUDA graphs", "gpu", _GRAPHS),
         Item("recurrent states", "gpu", states * memory.state),
-        Item("reserve", "gpu", max(_RESERVE, int(_RESERVE_SHARE * machine.gpu_bytes))),
+        Item(RESERVE_ITEM, "gpu", max(_RESERVE, int(_RESERVE_SHARE * machine.gpu_bytes))),
     ]
     if machine.gpu_bytes == 0:
         return _without_gpu(model, memory, machine, wishes, context, requests, problems)
