@@ -67,7 +67,7 @@ def launch(argv: Sequence[str]) -> None:
         if on_gpu and summary.is_moe:
             _check_parallelism(server_args)
             _check_graphs(server_args)
-        _serve(config, server_args, early)
+        _serve(config, server_args, early, summary.context_length if on_gpu and summary.is_moe else None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -204,14 +204,17 @@ def _print_help() -> None:
     parser.print_help()
 
 
-def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
+def _serve(config: FtConfig, server_args: Any, early: EarlyServer, longest: int | None) -> None:
+    """`longest`: context length of a model that runs its longest pass once at the start."""
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ft.engine import control, entry, install, requests, responses, routes
+    from sglang_ft.engine import control, entry, install, requests, responses, routes, warmup
 
     try:
         found = [*routes.hooks(early), *requests.hooks(), *responses.hooks(), *control.main_hooks()]
+        if longest is not None:
+            found += warmup.hooks(longest)
         install.install(found)
         http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
     except Exception as e:
