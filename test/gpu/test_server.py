@@ -30,6 +30,8 @@ WAYS = {
     "smallest pool, no graphs": ("--ft-moe-mode", "hybrid", "--ft-slots", "1", "--disable-cuda-graph"),
     "no overlap": ("--ft-moe-mode", "cache", "--ft-slots", "60", "--disable-overlap-schedule"),
     "all in the worker": ("--ft-moe-mode", "cpu"),
+    "short chunks": ("--ft-moe-mode", "hybrid", "--ft-slots", "60", "--chunked-prefill-size", "100"),
+    "whole layers": ("--ft-moe-mode", "hybrid", "--ft-slots", "126", "--disable-cuda-graph"),
 }
 
 
@@ -55,6 +57,14 @@ def together(server: Server, prompts: list[str]) -> list[list[float]]:
     return [answers[i] for i in range(len(prompts))]
 
 
+def answers_by(server: Server, path: str) -> list[list[float]]:
+    """The answers when the experts of prompts run by one path, where that is possible; nothing is cached of them."""
+    for change in ({"prompt_path": "auto"}, {"prompt_path": path}):  # 400 where there are no buffers
+        httpx.post(server.url + "/ft/experts", json=change, timeout=30)
+    httpx.post(server.url + "/flush_cache", timeout=30).raise_for_status()
+    return [complete(server, prompt) for prompt in [*PROMPTS, LONG]]
+
+
 @pytest.fixture(scope="module")
 def resident() -> Iterator[list[list[float]]]:
     """What all experts in GPU memory answer."""
@@ -67,9 +77,10 @@ def resident() -> Iterator[list[list[float]]]:
 def test_every_way_gives_the_same(resident: list[list[float]], way: str) -> None:
     with serving(DEMO, *FLAGS, *WAYS[way]) as server:
         alone = [complete(server, prompt) for prompt in [*PROMPTS, LONG]]
+        by_path = [answers_by(server, path) for path in ("slots", "stream", "worker")]
         at_once = together(server, [*PROMPTS, LONG])
         state = httpx.get(server.url + "/ft/experts", timeout=30).json()
-    for answers in (alone, at_once):
+    for answers in (alone, at_once, *by_path):
         for got, want in zip(answers, resident, strict=True):
             assert max(abs(a - b) for a, b in zip(got, want, strict=True)) < TOLERANCE
     assert state["misses"] > 0 and state["failed_jobs"] == 0
