@@ -31,7 +31,7 @@ WAYS = {
     "no overlap": ("--ft-moe-mode", "cache", "--ft-slots", "60", "--disable-overlap-schedule"),
     "all in the worker": ("--ft-moe-mode", "cpu"),
     "short chunks": ("--ft-moe-mode", "hybrid", "--ft-slots", "60", "--chunked-prefill-size", "100"),
-    "whole layers": ("--ft-moe-mode", "hybrid", "--ft-slots", "126", "--disable-cuda-graph"),
+    "whole layers": ("--ft-moe-mode", "hybrid", "--ft-slots", "130", "--disable-cuda-graph"),
 }
 
 
