@@ -34,7 +34,8 @@ from sglang_ft.weights import writer  # noqa: E402
 from sglang_ft.weights.lazy import Reads  # noqa: E402
 from sglang_ft.weights.loading import Loading  # noqa: E402
 from sglang_ft.weights.manifest import CHUNK, DATA_OFFSET, EXPERTS  # noqa: E402
-from sglang_ft.weights.reader import THREADS, FileReader  # noqa: E402
+from sglang_ft.weights.reader import FileReader  # noqa: E402
+from sglang_ft.weights.transfers import READS  # noqa: E402
 from sglang_ft.worker.protocol import Role  # noqa: E402
 
 SPEC = LayerSpec(find_format(None, "bfloat16"), 256, 2048, 512)
@@ -86,18 +87,27 @@ def read_checkpoint(folder: Path, pool: ExpertPool) -> None:
     reads.close()
 
 
-def plain_read(folder: Path, pool: ExpertPool, threads: int) -> None:
-    """The same chunks into the same memory by as many threads, nothing checked."""
-    reader, total = FileReader(folder / EXPERTS), pool.plan.nbytes
+def plain_read(files: list[tuple[Path, int]], pool: ExpertPool) -> None:
+    """The same files from an offset on, in chunks, into the same memory by a thread each, nothing checked."""
+    readers = [(FileReader(path), begin) for path, begin in files]
+    jobs = [
+        (reader, at, min(CHUNK, reader.size - at))
+        for reader, begin in readers
+        for at in range(begin, reader.size, CHUNK)
+    ]
+    places = pool.file.size // CHUNK
 
-    def one(at: int) -> None:
-        reader.read(DATA_OFFSET + at, pool.file.bytes[at : min(at + CHUNK, total)])
+    def one(number: int) -> None:
+        reader, at, nbytes = jobs[number]
+        to = number % places * CHUNK
+        reader.read(at, pool.file.bytes[to : to + nbytes])
 
-    with ThreadPoolExecutor(threads) as executor:
-        list(executor.map(one, range(0, total, CHUNK)))
-    if not reader.direct:
-        print("this file system refuses direct reads: the numbers are those of the page cache")
-    reader.close()
+    with ThreadPoolExecutor(READS) as executor:
+        list(executor.map(one, range(len(jobs))))
+    for reader, _ in readers:
+        if not reader.direct:
+            print("this file system refuses direct reads: the numbers are those of the page cache")
+        reader.close()
 
 
 def timed(work: Callable[[ExpertPool], None], plan: BankPlan) -> tuple[float, float]:
@@ -136,17 +146,20 @@ def main() -> None:
         print(f"{plan.nbytes / 1e9:.1f} GB written in {made:.0f} s")
         checkpoint = Path(parent) / "checkpoint"
         make_checkpoint(checkpoint, plan)
-        plain, ours, beyond, safetensors = [], [], [], []
+        experts = [(folder / EXPERTS, DATA_OFFSET)]
+        stored = [(path, 0) for path in sorted(checkpoint.glob("*.safetensors"))]
+        plain, ours, plain_stored, safetensors, beyond = [], [], [], [], []
         for _ in range(args.repeats):
-            plain.append(timed(lambda pool: plain_read(folder, pool, THREADS), plan)[0])
+            plain.append(timed(lambda pool: plain_read(experts, pool), plan)[0])
             rate, more = timed(lambda pool: Loading(folder, pool).wait(), plan)
             ours.append(rate)
+            plain_stored.append(timed(lambda pool: plain_read(stored, pool), plan)[0])
             rate, also = timed(lambda pool: read_checkpoint(checkpoint, pool), plan)
             safetensors.append(rate)
             beyond.append(max(more, also))
             print(
-                f"  plain {plain[-1] / 1e9:.2f}, converted and checked {ours[-1] / 1e9:.2f}, safetensors "
-                f"{rate / 1e9:.2f} GB/s; {beyond[-1]:.2f} GiB more than the pool"
+                f"  converted and checked {ours[-1] / 1e9:.2f} (plain {plain[-1] / 1e9:.2f}), safetensors "
+                f"{rate / 1e9:.2f} GB/s (plain {plain_stored[-1] / 1e9:.2f}); {beyond[-1]:.2f} GiB more than the pool"
             )
     middle = args.repeats // 2
     metrics = {
@@ -155,7 +168,8 @@ def main() -> None:
         "ftw_gb_s": sorted(ours)[middle] / 1e9,
         "ftw_share": sorted(a / b for a, b in zip(ours, plain, strict=True))[middle],
         "safetensors_gb_s": sorted(safetensors)[middle] / 1e9,
-        "safetensors_share": sorted(a / b for a, b in zip(safetensors, plain, strict=True))[middle],
+        "plain_safetensors_gb_s": sorted(plain_stored)[middle] / 1e9,
+        "safetensors_share": sorted(a / b for a, b in zip(safetensors, plain_stored, strict=True))[middle],
         "peak_over_pool_gib": max(beyond),
         "write_gb_s": plan.nbytes / made / 1e9,
     }

@@ -65,7 +65,7 @@ class LazyReads:
     def close(self) -> None:
         self._reads.close()
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, address: int, nbytes: int) -> None:
         with self._lock:
             self.nbytes += nbytes
             self.count(nbytes)

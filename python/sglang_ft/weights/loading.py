@@ -37,12 +37,12 @@ class Loading:
     def _run(self) -> None:
         begin, gigabytes = time.monotonic(), self._manifest.experts.nbytes / 1e9
         try:
-            reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, lambda _: None)
+            reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, lambda at, n: None)
             seconds = max(time.monotonic() - begin, 1e-9)
             logger.info(
                 "Experts read: %.2f GB in %.1f s (%.2f GB/s)", gigabytes, seconds, gigabytes / seconds
             )
             for name, file in self._manifest.others.items():
-                reader.check_file(self._folder, name, file, lambda _: None)
+                reader.check_file(self._folder, name, file, lambda at, n: None)
         except BaseException as e:
             self._failure = e

@@ -20,7 +20,8 @@ import sglang_ft
 from sglang_ft.errors import CheckpointError
 from sglang_ft.tensor_files import INDEX, TensorInfo, read_header_entries, weight_files
 from sglang_ft.weights.manifest import CHUNK, DATA_OFFSET, EXPERTS, File, Manifest, describe_layers
-from sglang_ft.weights.reader import FileReader, aligned_buffer, checksum, checksums_of
+from sglang_ft.weights.reader import FileReader, checksum, checksums_of
+from sglang_ft.weights.transfers import aligned_buffer
 from sglang_ft.worker.memory import MappedFile
 
 if TYPE_CHECKING:
