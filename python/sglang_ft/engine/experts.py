@@ -27,7 +27,7 @@ from sglang_ft.engine.moe import ExpertLayers, PooledMoEMethod
 from sglang_ft.errors import CheckpointError, FtError, MemoryBudgetError, WorkerError
 from sglang_ft.experts import synthetic
 from sglang_ft.memory import planner
-from sglang_ft.weights import manifest
+from sglang_ft.weights import kept, manifest
 from sglang_ft.weights.loading import Loading
 from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa, WorkerState
@@ -37,6 +37,8 @@ from sglang_ft.worker.topology import choose_cores, keep_off
 
 if TYPE_CHECKING:
     from sglang_ft.engine.gpu_experts import GpuExperts
+    from sglang_ft.experts.bank import BankPlan, ExpertPool
+    from sglang_ft.worker.memory import MemoryFile
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,9 @@ class ExpertServing:
         self.experts: ExpertLayers | None = None
         self._loading: Loading | None = None
         self.reads: LazyReads | None = None
+        self._identity = self._model_folder = ""
+        self._lease: kept.Lease | None = None
+        """Of a pool that stays in memory after this process."""
 
     def adopt(self, model: torch.nn.Module, folder: Path | None, num_layers: int) -> None:
         """Gives the experts of a freshly built model their pool; from a converted folder their loading starts now.
@@ -66,28 +71,59 @@ class ExpertServing:
 
         Raises CheckpointError, MemoryBudgetError.
         """
-        experts = ExpertLayers(model, self.on_gpu)
+        experts = ExpertLayers(model, self.on_gpu, lambda plan: self._take_kept(folder, plan))
         if not experts.layers:
             logger.info("No MoE layers: the model is served without an expert pool")
             return
-        free = psutil.virtual_memory().available
-        reserve = int(self.config.ram_reserve_gib * GIB)
-        if experts.plan.nbytes + reserve > free:
-            raise MemoryBudgetError(
-                f"the expert pool needs {experts.plan.nbytes / GIB:.2f} GiB and must leave {reserve / GIB:.2f} GiB "
-                f"(--ft-ram-reserve-gib) of host memory free; {free / GIB:.2f} GiB are available"
-            )
-        huge = experts.pool.file.allocate_huge()
-        logger.info(
-            "Expert pool: %.2f GiB, %.0f %% of it in pages of 2 MiB",
-            experts.plan.nbytes / GIB,
-            100 * huge / experts.pool.file.size,
-        )
+        size = experts.plan.nbytes / GIB
+        if self._lease is None:
+            self._check_memory(experts.plan.nbytes)
+            huge = experts.pool.file.allocate_huge()
+            share = 100 * huge / experts.pool.file.size
+            logger.info("Expert pool: %.2f GiB, %.0f %% of it in pages of 2 MiB", size, share)
+        else:
+            logger.info("Expert pool: %.2f GiB, kept from an earlier start, nothing of it is read", size)
         self.experts = experts
         if folder is not None and manifest.is_converted(folder):
-            self._loading = Loading(folder, experts.pool)
+            self._loading = Loading(folder, experts.pool, experts=self._lease is None)
         if folder is not None and any(folder.glob("*.safetensors")):
-            self.reads = LazyReads(folder, num_layers)
+            self.reads = LazyReads(folder, num_layers, experts=self._lease is None)
+
+    def _take_kept(self, folder: Path | None, plan: BankPlan) -> MemoryFile | None:
+        """The pool that an earlier server of the same model left, if it is to be kept at all."""
+        if folder is None or not self.config.keep_pool:
+            return None
+        self._identity, self._model_folder = kept.identity(folder, plan), str(folder)
+        taken = kept.take(self._identity, plan.nbytes, self.config.keep_pool * 60)
+        if taken is None:
+            kept.drop_idle(str(folder))  # of another state of the checkpoint
+            return None
+        file, self._lease = taken
+        return file
+
+    def _check_memory(self, nbytes: int) -> None:
+        reserve = int(self.config.ram_reserve_gib * GIB)
+        if nbytes + reserve > psutil.virtual_memory().available and (dropped := kept.drop_idle()):
+            logger.warning("%.2f GiB of kept expert pools dropped: memory is short", dropped / GIB)
+        free = psutil.virtual_memory().available
+        if nbytes + reserve > free:
+            raise MemoryBudgetError(
+                f"the expert pool needs {nbytes / GIB:.2f} GiB and must leave {reserve / GIB:.2f} GiB "
+                f"(--ft-ram-reserve-gib) of host memory free; {free / GIB:.2f} GiB are available"
+            )
+
+    def _seal(self, pool: ExpertPool) -> None:
+        """From now on nobody changes the pool; it is handed to a keeper if it is to stay."""
+        if not (self.on_gpu and self.config.keep_pool):
+            pool.seal()  # CUDA pins only what may be written, so the next server could not register a sealed pool
+        if self._identity and self._lease is None:
+            self._lease = kept.hand_over(
+                pool.file,
+                self._identity,
+                self._model_folder,
+                pool.plan.nbytes,
+                self.config.keep_pool * 60,
+            )
 
     def start(self, chunk_rows: int | None, model: str, export_metrics: bool) -> None:
         """Starts the worker once the pool is full. `chunk_rows`: the longest forward pass, in tokens."""
@@ -100,7 +136,7 @@ class ExpertServing:
             self.reads.close()
             logger.info("Weights read past the page cache: %.2f GiB", self.reads.nbytes / GIB)
             self.reads = None
-        self.experts.pool.seal()
+        self._seal(self.experts.pool)
         layers = [layer.spec for layer in self.experts.plan.layers]
         rows = self.config.worker_max_rows or min(
             chunk_rows if chunk_rows and chunk_rows > 0 else _MAX_ROWS, _MAX_ROWS

@@ -18,6 +18,7 @@ from sglang_ft.api.early import EarlyServer
 from sglang_ft.checkpoint import ModelSummary
 from sglang_ft.config import FtConfig, add_help_group
 from sglang_ft.errors import CheckpointError, FtError
+from sglang_ft.weights import kept
 from sglang_ft.worker import native, topology
 
 # What SGLang leaves off and our users expect; a flag of the user's comes later on the line and wins.
@@ -145,7 +146,7 @@ def _check(config: FtConfig, on_gpu: bool, args: Any) -> tuple[EarlyServer, Mode
         summary = checkpoint.summarize_config(folder)
     else:
         summary = checkpoint.summarize(folder, needs_tokenizer=not own_tokenizer)
-    available = preflight.available_memory()
+    available = preflight.available_memory() + kept.idle_bytes()
     dtype = summary.experts_dtype(args.dtype)
     preflight.run(
         lambda: preflight.check_memory(

@@ -38,8 +38,9 @@ def hooks(total_bytes: int, reads: Callable[[], LazyReads | None]) -> list[Hook]
 class LazyReads:
     """The tensors of a checkpoint past the page cache: experts are read when the model stores them, others ahead."""
 
-    def __init__(self, folder: Path, num_layers: int) -> None:
-        self._num_layers = num_layers
+    def __init__(self, folder: Path, num_layers: int, experts: bool = True) -> None:
+        """`experts` False: they are not wanted."""
+        self._num_layers, self._experts = num_layers, experts
         self._reads = Reads(folder, self._count)
         self._others = Ahead(
             self._reads, [n for n in self._reads.names() if not checkpoint.is_expert(n, num_layers)]
@@ -48,6 +49,10 @@ class LazyReads:
         self.nbytes = 0
         self.count: Callable[[int], None] = lambda nbytes: None
         """Gets the bytes that have been read."""
+
+    def wants(self, name: str) -> bool:
+        """Whether a tensor is to be loaded."""
+        return self._experts or not checkpoint.is_expert(name, self._num_layers)
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """An expert's as a LazyTensor, another as a real one; None where SGLang's own will do.
@@ -93,6 +98,9 @@ def _report(
         if reads is not None:
             reads.count = count
         for name, tensor in weights:
+            if reads is not None and not reads.wants(name):
+                count(tensor.nbytes)
+                continue
             ours = reads.tensor(name) if reads is not None else None
             yield name, tensor if ours is None else ours
             if ours is None:
