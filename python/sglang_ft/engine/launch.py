@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_ft import checkpoint, gpu, plan, preflight, runtime
+from sglang_ft import checkpoint, gpu, plan, preflight, runtime, startup
 from sglang_ft.api.early import EarlyServer
 from sglang_ft.checkpoint import ModelSummary
 from sglang_ft.config import FtConfig, add_help_group
@@ -56,16 +56,21 @@ def launch(argv: Sequence[str]) -> None:
     preflight.check_sglang_version(config.force_version)
     known = _known_flags(rest)
     folder = runtime.create()
+    startup.mark("launcher")
     try:
         # A configuration file may name model and port; then both are known only once SGLang has read it.
         checked = None if known.config else _check(config, on_gpu, known)
         moe = checked is None or checked[1].is_moe
+        startup.mark("checks")
+        if not on_gpu:
+            _start_forking()
         server_args = _server_args([*(_MOE_ON_GPU if on_gpu and moe else ()), *rest], on_gpu)
         early, summary = checked or _check(config, on_gpu, server_args)
         if on_gpu and summary.is_moe:
             _check_parallelism(server_args)
             _check_graphs(server_args)
-        _serve(config, server_args, early)
+        startup.mark("flags and imports of SGLang")
+        _serve(server_args, early, on_gpu)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -190,16 +195,30 @@ def _print_help() -> None:
     parser.print_help()
 
 
-def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
+def _start_forking() -> None:
+    from sglang_ft.engine import prefork
+
+    prefork.start()
+
+
+def _serve(server_args: Any, early: EarlyServer, on_gpu: bool) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ft.engine import control, entry, install, requests, responses, routes
+    from sglang_ft.engine import control, entry, install, prefork, requests, responses, routes
 
     try:
         found = [*routes.hooks(early), *requests.hooks(), *responses.hooks(), *control.main_hooks()]
+        if not on_gpu:
+            found += prefork.hooks()
         install.install(found)
-        http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
+        startup.mark("imports of the HTTP server")
+        http_server.launch_server(
+            server_args,
+            run_scheduler_process_func=entry.run_scheduler_process,
+            run_detokenizer_process_func=entry.run_detokenizer_process,
+            launch_callback=_ready,
+        )
     except Exception as e:
         refusal = runtime.read("error").get("text")
         if refusal is None:
@@ -207,3 +226,8 @@ def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
         raise FtError(refusal) from e
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _ready() -> None:
+    phases = startup.finish("first answer")
+    print(f"sglang_ft: ready\n{startup.render(phases)}", file=sys.stderr, flush=True)

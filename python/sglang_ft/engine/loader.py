@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +20,15 @@ from sglang_ft.weights.lazy import Ahead, Reads
 _REPORT_S = 0.25
 
 
-def hooks(total_bytes: int, reads: Callable[[], LazyReads | None]) -> list[Hook]:
-    """`total_bytes`: size of the checkpoint's tensors, for the bar's end; 0 when unknown. `reads` of the experts."""
+TOTAL_BYTES = "SGLANG_FT_CHECKPOINT_BYTES"
+"""Variable: size of the checkpoint's tensors, for the bar's end."""
+
+
+def hooks(reads: Callable[[], LazyReads | None]) -> list[Hook]:
+    """`reads` of the experts."""
 
     def with_progress(weights: Iterable[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> Iterator:
-        return _report(weights, total_bytes, reads())
+        return _report(weights, int(os.environ.get(TOTAL_BYTES, "0")), reads())
 
     return [
         Hook(
@@ -49,6 +54,8 @@ class LazyReads:
         self.nbytes = 0
         self.count: Callable[[int], None] = lambda nbytes: None
         """Gets the bytes that have been read."""
+        self.filled: Callable[[int, int], None] = lambda address, nbytes: None
+        """Gets address and size of what has been written."""
 
     def wants(self, name: str) -> bool:
         """Whether a tensor is to be loaded."""
@@ -71,6 +78,7 @@ class LazyReads:
         self._reads.close()
 
     def _count(self, address: int, nbytes: int) -> None:
+        self.filled(address, nbytes)
         with self._lock:
             self.nbytes += nbytes
             self.count(nbytes)

@@ -15,12 +15,13 @@ import torch
 from sglang_ft import kernels
 from sglang_ft.errors import MemoryBudgetError, WorkerError
 from sglang_ft.experts.cache_state import CacheState
-from sglang_ft.experts.slots import REGISTER_CHUNK, RegisteredMemory, SlotPool
+from sglang_ft.experts.slots import RegisteredMemory, SlotPool
 from sglang_ft.kernels import abi, check
 from sglang_ft.worker.protocol import DType, LayerFlag, Status
 
 if TYPE_CHECKING:
     from sglang_ft.experts.bank import ExpertPool, LayerBanks
+    from sglang_ft.experts.registration import Registration
     from sglang_ft.worker.ring import Ring
 
 MAX_ROWS = 64
@@ -32,9 +33,19 @@ class ExpertCache:
     """The experts of a model on the GPU: some in slots, all in the pool. One process, one device."""
 
     def __init__(
-        self, pool: ExpertPool, ring: Ring, topk: int, slots: int, device: int, most_slots: int = 0
+        self,
+        pool: ExpertPool,
+        ring: Ring,
+        topk: int,
+        slots: int,
+        device: int,
+        most_slots: int = 0,
+        registration: Registration | None = None,
     ) -> None:
-        """`slots` have memory at first, `most_slots` at most ever. All layers must be of one shape and format."""
+        """`slots` have memory at first, `most_slots` at most ever. All layers must be of one shape and format.
+
+        `registration` of the pool, if it has begun.
+        """
         self.pool, self.ring, self.topk = pool, ring, topk
         self.device = torch.device("cuda", device)
         self._lib = kernels.library()
@@ -42,15 +53,16 @@ class ExpertCache:
         self.spec = specs[0]
         assert not slots or all(spec == self.spec for spec in specs), "the slots of a pool have one shape"
         self.max_rows = min(MAX_ROWS, abi.MAX_PAIRS // topk, ring.size.rows)
-        self._ring_memory = RegisteredMemory(
-            ring.file
-        )  # small and needed; the pool takes what may still be pinned
+        self.memory = RegisteredMemory(pool.file, registration)
+        self._ring_memory = RegisteredMemory(ring.file)
+        while not self._ring_memory.complete and self.memory.give_back_last():
+            self._ring_memory.close()  # it is small and needed; the pool has what may be pinned beside it
+            self._ring_memory = RegisteredMemory(ring.file)
         if not self._ring_memory.complete:
             raise MemoryBudgetError(
                 f"the {ring.file.size >> 20} MiB that the GPU and the cpu_worker share cannot be pinned: "
                 f"{self._ring_memory.failure}; raise the limit of locked memory (ulimit -l)"
             )
-        self.memory = RegisteredMemory(pool.file)
         self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
         self.slots.resize(slots)
         self.resident = False
@@ -111,12 +123,28 @@ class ExpertCache:
     def make_resident(self) -> None:
         """Copies every expert into the slot of its id, for good. Needs a slot for each expert."""
         assert self.slots.slots >= len(self.state.slot_of)
-        for index, banks in enumerate(self.pool.plan.layers):
-            for role, host in self.pool.banks(index).items():
+        for banks in self.pool.plan.layers:
+            for role, view in banks.roles.items():
                 to = self.slots.view(role, banks.first_expert_id, banks.spec.num_experts)
-                copy_registered(to, host, banks.roles[role].offset)
+                self.memory.copy(to, view.offset)
         self.state.make_identity(self.slots.slots)
         self.resident = True
+
+    def seed(self, experts: list[int]) -> int:
+        """Fills the slots of an empty cache with these experts, hottest first, as many as fit; returns how many.
+
+        Waits for the device.
+        """
+        layers = self.pool.plan.layers
+        reached = [e for e in experts if not self.layers[e // self.spec.num_experts].uncached]
+        chosen = reached[: self.slots.slots]
+        for slot, expert in enumerate(chosen):
+            layer, row = divmod(expert, self.spec.num_experts)
+            for role, view in layers[layer].roles.items():
+                self.memory.copy(self.slots.view(role, slot, 1), view.offset + row * view.stride)
+        self.state.seed(chosen, self.slots.slots)
+        torch.cuda.synchronize(self.device)
+        return len(chosen)
 
     def set_trace(self, routes: torch.Tensor | None) -> None:
         """Takes routes from `routes` [steps, layers, rows, k], cycled, instead of the router's; None: not any more.
@@ -268,13 +296,3 @@ class ExpertCache:
         self.slots.close()
         self.memory.close()
         self._ring_memory.close()
-
-
-def copy_registered(to: torch.Tensor, host: torch.Tensor, offset: int) -> None:
-    """Enqueues a copy of registered memory that starts at pool byte `offset`; a copy must not cross a registration."""
-    source, target = host.view(torch.uint8).flatten(), to.view(torch.uint8).flatten()
-    at = 0
-    while at < source.numel():
-        count = min(source.numel() - at, REGISTER_CHUNK - (offset + at) % REGISTER_CHUNK)
-        target[at : at + count].copy_(source[at : at + count], non_blocking=True)
-        at += count

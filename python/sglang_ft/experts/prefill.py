@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_ft.experts.decode import copy_registered
-
 if TYPE_CHECKING:
     from sglang_ft.experts.bank import ExpertPool
+    from sglang_ft.experts.slots import RegisteredMemory
     from sglang_ft.worker.protocol import Role
 
 
 class LayerStream:
     """Two GPU buffers of one layer each. Layer l + 1 is copied while layer l computes."""
 
-    def __init__(self, pool: ExpertPool, cacheable: list[bool], device: torch.device) -> None:
-        """`cacheable[l]`: whether the link reaches layer l's experts; others cannot be streamed."""
-        self._pool, self._cacheable = pool, cacheable
+    def __init__(
+        self, pool: ExpertPool, memory: RegisteredMemory, cacheable: list[bool], device: torch.device
+    ) -> None:
+        """`cacheable[l]`: whether the link reaches layer l's experts in `memory`; others cannot be streamed."""
+        self._pool, self._memory, self._cacheable = pool, memory, cacheable
         spec = pool.plan.layers[0].spec
         self._buffers = [
             {
@@ -54,7 +55,6 @@ class LayerStream:
         self._stream.wait_event(self._free[side])
         self._holds[side] = layer
         with torch.cuda.stream(self._stream):
-            banks = self._pool.plan.layers[layer].roles
-            for role, host in self._pool.banks(layer).items():
-                copy_registered(self._buffers[side][role], host, banks[role].offset)
+            for role, view in self._pool.plan.layers[layer].roles.items():
+                self._memory.copy(self._buffers[side][role], view.offset)
             self._copied[side].record(self._stream)
