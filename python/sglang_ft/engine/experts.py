@@ -30,6 +30,7 @@ from sglang_ft.experts.heat import HeatList
 from sglang_ft.memory import planner
 from sglang_ft.weights import kept, manifest, writer
 from sglang_ft.weights.loading import Loading
+from sglang_ft.worker import numa
 from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa, WorkerState
 from sglang_ft.worker.ring import Ring, RingSize
@@ -83,6 +84,9 @@ class ExpertServing:
         size = experts.plan.nbytes / GIB
         if self._lease is None:
             self._check_memory(experts.plan.nbytes)
+            nodes = numa.memory_nodes()
+            if numa.spread(experts.pool.file.address, experts.pool.file.size, nodes):
+                logger.info("Expert pool: spread over %d memory nodes", len(nodes))
             huge = experts.pool.file.allocate_huge()
             share = 100 * huge / experts.pool.file.size
             logger.info("Expert pool: %.2f GiB, %.0f %% of it in pages of 2 MiB", size, share)
