@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -58,8 +59,14 @@ def command_line() -> str:
     return " ".join(["python", f"benchmark/{Path(sys.argv[0]).name}", *arguments])
 
 
-def write(path: Path, name: str, metrics: dict[str, float], replace: bool = True) -> None:
-    """Writes the file; with `replace` False other metrics of an existing file stay."""
+def write(
+    path: Path,
+    name: str,
+    metrics: Mapping[str, float | None],
+    replace: bool = True,
+    notes: Sequence[str] = (),
+) -> None:
+    """Writes the file; with `replace` False other metrics of an existing file stay. None: not measured, see `notes`."""
     old = json.loads(path.read_text())["metrics"] if not replace and path.exists() else {}
     content = {
         "name": name,
@@ -67,8 +74,13 @@ def write(path: Path, name: str, metrics: dict[str, float], replace: bool = True
         "machine": machine_section(),
         "versions": versions_section(),
         "command": command_line(),
-        "metrics": {**old, **{key: float(f"{value:.6g}") for key, value in metrics.items()}},
+        "metrics": {**old, **{key: _rounded(value) for key, value in metrics.items()}},
+        **({"notes": list(notes)} if notes else {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")
     print(f"wrote {path.name}: {len(content['metrics'])} metrics")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

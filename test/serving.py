@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -41,6 +42,7 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = tempfile.NamedTemporaryFile("w+", prefix="server-", suffix=".log")
+        self.started, self.ready_after = time.monotonic(), math.inf
         command = [sys.executable, "-m", module, "--model-path", str(model)]
         self.process = subprocess.Popen(
             [*command, "--port", str(self.port), *flags],
@@ -65,6 +67,7 @@ class Server:
                 raise RuntimeError(f"server ended with {self.process.returncode}:\n{self.log[-6000:]}")
             with contextlib.suppress(httpx.TransportError):
                 if self.health().status_code == 200:
+                    self.ready_after = time.monotonic() - self.started
                     return
             time.sleep(0.25)
         raise TimeoutError(f"server not ready after {timeout} s:\n{self.log[-6000:]}")

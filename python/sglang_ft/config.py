@@ -141,6 +141,18 @@ class FtConfig:
     ram_reserve_gib: float = setting(
         2.0, "host memory that the expert pool must leave free", "GiB", low=0, high=65536
     )
+    heat_list: bool = setting(
+        False,
+        "write down which experts are in GPU memory and start with those the next time, instead of with none",
+    )
+    keep_pool: float = setting(
+        0.0,
+        "after the server has ended, keep the loaded experts in host memory for so long, for the next start of the "
+        "same model; `sglang-ft pool` lists and drops them",
+        "minutes",
+        low=0,
+        high=100_000,
+    )
     force_version: bool = setting(
         False, "start with an SGLang version other than the one this release was made for"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ import torch
 from serving import DEMO, Server
 
 from sglang_ft.cli import main as cli
+from sglang_ft.weights import kept
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = {
@@ -24,23 +26,22 @@ FAMILIES = {
     "deepseek_v3": "bfloat16",
 }
 
-# Converts, then lets SGLang load the same checkpoint into memory in one go, and compares. One process for all:
-# most of the time are imports.
+# Converts the demo by the command. Then, for each family, converts, lets SGLang load the same checkpoint into memory in
+# one go, and compares. One process for all: most of the time are imports.
 SCRIPT = """
-import logging, os, sys
+import sys
 from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from sglang_ft import checkpoint
-from sglang_ft.engine import cpu_platform
-os.environ.update(cpu_platform.required_environment())
-logging.disable(logging.WARNING)
+from sglang_ft.cli import main
+assert main.main(["convert", "--model-path", sys.argv[1], "--out", sys.argv[2]]) == 0
 from sglang_ft.engine import convert
 from sglang_ft.weights import manifest, reader
 from sglang_ft.worker.memory import MemoryFile
 
 convert._GROUP_BYTES = 20_000
-for word in sys.argv[1:]:
+for word in sys.argv[3:]:
     family, dtype, folder = word.split("=")
     source, out = Path(folder), Path(folder + "-ftw")
     found = convert.convert(source, out, checkpoint.summarize(source), dtype)
@@ -52,7 +53,7 @@ for word in sys.argv[1:]:
     plan = loader.build(memory)
     loader.load(loader.expert_weights())
     again = torch.zeros(plan.nbytes, dtype=torch.uint8)
-    reader.read_experts(out, manifest.read(out), again, lambda n: None)
+    reader.read_experts(out, manifest.read(out), again, lambda at, n: None)
     assert again.any() and torch.equal(again, files[0].bytes[: plan.nbytes]), family
     was = {k: v for p in source.glob("*.safetensors") for k, v in load_file(p).items()}
     now = {k: v for p in out.glob("*.safetensors") for k, v in load_file(p).items()}
@@ -62,37 +63,30 @@ for word in sys.argv[1:]:
 """
 
 
-def test_every_family_converts_to_what_is_loaded(tmp_path: Path) -> None:
-    words = []
+@pytest.fixture(scope="module")
+def conversions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The demo model, converted, and what the script says."""
+    folder = tmp_path_factory.mktemp("converted")
+    words = [str(DEMO), str(folder / "demo")]
     for family, dtype in FAMILIES.items():
-        folder = tiny_models.write(family, tmp_path / family, dtype=getattr(torch, dtype))
-        words.append(f"{family}={dtype}={folder}")
+        source = tiny_models.write(family, folder / family, dtype=getattr(torch, dtype))
+        words.append(f"{family}={dtype}={source}")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=400, cwd=ROOT
+        [sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=500, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    same = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("same")]
+    return folder / "demo", done.stdout
+
+
+@pytest.fixture
+def converted(conversions: tuple[Path, str]) -> Path:
+    return conversions[0]
+
+
+def test_every_family_converts_to_what_is_loaded(conversions: tuple[Path, str]) -> None:
+    same = [line.split()[1] for line in conversions[1].splitlines() if line.startswith("same")]
     assert same == list(FAMILIES)
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model, by the command."""
-    out = tmp_path_factory.mktemp("converted") / "demo"
-    command = [
-        sys.executable,
-        "-m",
-        "sglang_ft.cli.main",
-        "convert",
-        "--model-path",
-        str(DEMO),
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert f"serve it with --model-path {out}" in done.stdout
-    return out
+    assert f"serve it with --model-path {conversions[0]}" in conversions[1]
 
 
 def probabilities(server: Server) -> list[float]:
@@ -102,18 +96,39 @@ def probabilities(server: Server) -> list[float]:
     return logprobs
 
 
-def test_a_converted_model_answers_the_same(converted: Path, demo_server: Server) -> None:
-    server = Server(converted, "--skip-server-warmup")
+@pytest.fixture(scope="module")
+def own_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A place for kept pools, of which none is left in the end."""
+    folder = str(tmp_path_factory.mktemp("run"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield {"XDG_RUNTIME_DIR": folder}
+        for pool in kept.pools():
+            kept.drop(pool.name)
+
+
+KEEP = ("--skip-server-warmup", "--ft-keep-pool", "30")
+
+
+@pytest.mark.parametrize("start", ["first", "second"])
+def test_a_converted_model_answers_the_same_also_from_the_pool_of_an_earlier_start(
+    converted: Path, demo_server: Server, own_pools: dict[str, str], start: str
+) -> None:
+    server = Server(converted, *KEEP, env=own_pools)
     try:
         server.wait_ready()
         assert probabilities(server) == probabilities(demo_server)
-        assert "Experts read" in server.log
+        (pool,) = kept.pools()
+        assert pool.servers == 1 and pool.model == str(converted)
+        read = "Experts read" in server.log
+        taken = "kept from an earlier start, nothing of it is read" in server.log
+        assert (read, taken) == ((True, False) if start == "first" else (False, True))
     finally:
         server.stop()
 
 
 def test_a_damaged_folder_is_refused_at_start_in_words(
-    converted: Path, capsys: pytest.CaptureFixture
+    converted: Path, own_pools: dict[str, str], capsys: pytest.CaptureFixture
 ) -> None:
     path = converted / "experts.ftw"
     with path.open("r+b") as file:
@@ -123,12 +138,14 @@ def test_a_damaged_folder_is_refused_at_start_in_words(
         file.write(bytes([byte ^ 16]))
     assert cli.main(["verify", str(converted)]) == 2
     assert "experts.ftw: damaged at" in capsys.readouterr().err
-    server = Server(converted, "--skip-server-warmup")
+    assert len(kept.pools()) == 1, "of the folder as it was, which does not count any more"
+    server = Server(converted, *KEEP, env=own_pools)
     try:
         with pytest.raises(RuntimeError):
             server.wait_ready()
         assert "experts.ftw: damaged at" in server.log and "convert it again" in server.log
         assert "Traceback" not in server.log
+        assert kept.pools() == [], "the old pool of a changed checkpoint is dropped, none takes its place"
     finally:
         server.stop()
 

@@ -100,6 +100,16 @@ def test_the_experts_tell_their_mode_and_nothing_changes_without_a_gpu(demo_serv
     assert demo_server.health().status_code == 200
 
 
+def test_the_start_is_told_in_phases_that_add_up(demo_server: Server):
+    answer = httpx.get(demo_server.url + "/ft/startup", timeout=30).json()
+    phases = {p["name"]: p["seconds"] for p in answer["phases"]}
+    assert {"launcher", "flags and imports of SGLang", "model", "weights", "cpu_worker"} <= phases.keys()
+    assert min(phases.values()) >= 0
+    assert abs(sum(phases.values()) - answer["seconds"]) < 0.02
+    assert abs(answer["seconds"] - demo_server.ready_after) < 0.05 * demo_server.ready_after + 2
+    assert f"{answer['seconds']:.2f} s  from launch to ready" in demo_server.log
+
+
 @pytest.mark.parametrize(
     "body, words",
     [

@@ -31,11 +31,11 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(params=["whole", "in pieces"])
+@pytest.fixture(params=["whole", "in pieces", "by threads"])
 def reads(folder, request, monkeypatch):
     if request.param == "in pieces":
         monkeypatch.setattr(lazy, "_PIECE", 4096)
-    reads = Reads(folder)
+    reads = Reads(folder, by_kernel=request.param != "by threads")
     yield reads
     reads.close()
 
@@ -100,7 +100,7 @@ def test_what_needs_data_reads_it(reads, work, name):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 @given(st.data())
 def test_any_slices(folder, data):
-    reads = Reads(folder, threads=1)
+    reads = Reads(folder)
     name = data.draw(st.sampled_from("abd"))
     lazy_one, real = reads.tensor(name), TENSORS[name]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -143,7 +143,7 @@ def test_no_more_is_read_ahead_than_allowed(reads):
 
 def test_progress_counts_every_byte(folder):
     counted = []
-    reads = Reads(folder, counted.append)
+    reads = Reads(folder, lambda address, nbytes: counted.append(nbytes))
     for name, tensor in TENSORS.items():
         torch.empty(tensor.shape, dtype=tensor.dtype).copy_(reads.tensor(name))
     reads.wait()

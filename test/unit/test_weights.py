@@ -20,7 +20,7 @@ from sglang_ft.engine import convert as engine
 from sglang_ft.errors import FtError
 from sglang_ft.experts.bank import BankPlan, ExpertPool, plan_banks
 from sglang_ft.experts.formats import LayerSpec, find_format
-from sglang_ft.weights import manifest, reader, writer
+from sglang_ft.weights import manifest, reader, transfers, writer
 from sglang_ft.weights.loading import Loading
 from sglang_ft.weights.manifest import DATA_OFFSET, EXPERTS, WeightsError
 from sglang_ft.worker.protocol import Role
@@ -366,6 +366,14 @@ def test_a_folder_without_permission_is_refused_in_words(convert, tmp_path, monk
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
 
 
+@pytest.fixture
+def no_io_uring(monkeypatch):
+    def refuse(depth):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(transfers, "_ByKernel", refuse)
+
+
 def test_file_systems_without_direct_reads_are_read_through_the_cache(convert, source, monkeypatch):
     folder = convert()
     real = os.open
@@ -380,7 +388,7 @@ def test_file_systems_without_direct_reads_are_read_through_the_cache(convert, s
     assert torch.equal(load(folder).bank(1, Role.DOWN)[3], expected(source)[name])
 
 
-def test_reads_that_come_in_pieces(convert, source, monkeypatch):
+def test_reads_that_come_in_pieces(convert, source, monkeypatch, no_io_uring):
     folder = convert()
     real = os.preadv
     monkeypatch.setattr(reader.os, "preadv", lambda fd, to, at: real(fd, [to[0][:1000]], at))
@@ -388,7 +396,7 @@ def test_reads_that_come_in_pieces(convert, source, monkeypatch):
     assert torch.equal(load(folder).bank(0, Role.DOWN)[1], expected(source)[name])
 
 
-def test_a_disk_error_is_named_with_its_place(convert, monkeypatch):
+def test_a_disk_error_is_named_with_its_place(convert, monkeypatch, no_io_uring):
     folder = convert()
 
     def broken(*args):

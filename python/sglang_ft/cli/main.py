@@ -28,6 +28,7 @@ COMMANDS = {
     ),
     "convert": Command("sglang_ft.cli.convert", "convert a checkpoint for loading at the speed of the disk"),
     "verify": Command("sglang_ft.cli.verify", "check every byte of a converted checkpoint"),
+    "pool": Command("sglang_ft.cli.pool", "list or drop expert pools that --ft-keep-pool left in memory"),
     "doctor": Command("sglang_ft.cli.doctor", "check this machine; each problem comes with its cure"),
     "bench": Command(
         "sglang_ft.cli.bench", "replay route traces through the expert cache; write synthetic ones"

@@ -15,17 +15,18 @@ from sglang_ft.weights import manifest, reader
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="sglang-ft verify", description=__doc__)
     parser.add_argument("folder", type=Path, help="made by sglang-ft convert")
-    parser.add_argument(
-        "--threads", type=int, default=reader.THREADS, help="reads at once (default: %(default)s)"
-    )
     args = parser.parse_args(argv)
     found = manifest.read(args.folder)
     total = found.experts.nbytes + sum(file.nbytes for file in found.others.values())
     begin = time.monotonic()
     with tqdm(total=total, unit="B", unit_scale=True, desc="Verifying", mininterval=0.5) as bar:
-        reader.check_experts(args.folder, found, bar.update, args.threads)
+
+        def progress(at: int, nbytes: int) -> None:
+            bar.update(nbytes)
+
+        reader.check_experts(args.folder, found, progress)
         for name, file in found.others.items():
-            reader.check_file(args.folder, name, file, bar.update, args.threads)
+            reader.check_file(args.folder, name, file, progress)
     rate = total / max(time.monotonic() - begin, 1e-9) / 1e9
     print(f"{args.folder}: whole; {total / 1e9:.2f} GB, {rate:.1f} GB/s")
     return 0

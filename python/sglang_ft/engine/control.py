@@ -1,6 +1,6 @@
-"""GET and POST /ft/experts: what the expert cache does, and changes to it at a safe point.
+"""GET and POST /ft/experts: what the expert cache does, and changes to it at a safe point. GET /ft/startup.
 
-A request goes from the HTTP process to the scheduler, which answers between two batches.
+A request for the cache goes from the HTTP process to the scheduler, which answers between two batches.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.utils.auth import AuthLevel, auth_level
 from sglang.utils import TypeBasedDispatcher
 
+from sglang_ft import runtime, startup
 from sglang_ft.engine.hook import Hook
 from sglang_ft.errors import FtError
 
@@ -47,6 +48,13 @@ router = APIRouter()
 async def get_experts() -> Response:
     """Mode, slots and counters of the expert cache."""
     return await _ask({})
+
+
+@router.get("/ft/startup")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
+async def get_startup() -> Response:
+    """What the start took: seconds in all and of each phase."""
+    return _answer(200, runtime.read("startup"))
 
 
 @router.post("/ft/experts")
@@ -105,6 +113,7 @@ def scheduler_hooks(handler: Handler) -> list[Hook]:
             return ExpertsReqOutput(error=str(e))
 
     def dispatcher(result: Any, scheduler: Any) -> None:
+        startup.mark("scheduler", in_scheduler=True)
         scheduler._request_dispatcher += TypeBasedDispatcher([(ExpertsReqInput, handle)])
 
     return [

@@ -6,14 +6,15 @@ a device, so the platform is prepared at import.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 from typing import Any, NoReturn
 
-from sglang_ft import preflight, runtime
+from sglang_ft import preflight, runtime, startup
 from sglang_ft.config import FtConfig
-from sglang_ft.engine import install
+from sglang_ft.engine import install, prefork
 from sglang_ft.engine.hook import Hook
 from sglang_ft.errors import FtError
 
@@ -24,14 +25,31 @@ EXIT_REFUSED = 2
 
 def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     """Target of SGLang's scheduler process; the arguments are SGLang's."""
+    prefork.enter()
+    startup.mark("scheduler process and its first imports", in_scheduler=True)
     try:
-        config = FtConfig.inherited(os.environ)
-        preflight.check_sglang_version(config.force_version)
-        install.install(scheduler_hooks(config))
+        prepare()
         from sglang.srt.managers.scheduler import run_scheduler_process as run
     except FtError as e:
         _refuse(e)
+    startup.mark("scheduler's imports", in_scheduler=True)
     run(*args, **kwargs)
+
+
+def run_detokenizer_process(*args: Any, **kwargs: Any) -> None:
+    """Target of SGLang's detokenizer process; the arguments are SGLang's."""
+    prefork.enter()
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process as run
+
+    run(*args, **kwargs)
+
+
+@functools.cache
+def prepare() -> None:
+    """Puts our hooks in place, once in a process and those that are forked from it. Raises FtError."""
+    config = FtConfig.inherited(os.environ)
+    preflight.check_sglang_version(config.force_version)
+    install.install(scheduler_hooks(config))
 
 
 def scheduler_hooks(config: FtConfig) -> list[Hook]:
@@ -43,7 +61,7 @@ def scheduler_hooks(config: FtConfig) -> list[Hook]:
     found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving, on_gpu), *seeds.hooks()]
     found += control.scheduler_hooks(serving.change)
     found += fairness.hooks(fairness.DecodeTurns(config.decode_gap_ms / 1000))
-    found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")), lambda: serving.reads)
+    found += loader.hooks(lambda: serving.reads)
     if not on_gpu:
         return [*cpu_platform.hooks(), *found]
     from sglang_ft.engine import gpu_experts, memory_guard

@@ -19,6 +19,7 @@ from sglang.srt.layers.moe.topk import TopKOutputChecker
 from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.runtime_context import get_schedule
 
+from sglang_ft import startup
 from sglang_ft.calibration import measure, store
 from sglang_ft.config import FtConfig, MoeMode
 from sglang_ft.engine.allocation import Allotment
@@ -27,7 +28,10 @@ from sglang_ft.errors import FtError, TraceError, WorkerError
 from sglang_ft.experts import policy
 from sglang_ft.experts.bank import ExpertPool
 from sglang_ft.experts.decode import ExpertCache
+from sglang_ft.experts.heat import HeatList
 from sglang_ft.experts.prefill import CudaLanes, ExpertStream, Group
+from sglang_ft.experts.registration import Registration, expert_borders
+from sglang_ft.experts.slots import register
 from sglang_ft.experts.step import FEATURE_STEP, Split
 from sglang_ft.experts.traces import Trace, TraceHeader, TraceWriter, read_trace
 from sglang_ft.memory import planner
@@ -42,6 +46,7 @@ _ROWS_TO_CHECK = 512
 """Passes of fewer rows find room in what is kept free."""
 _TRY_AGAIN_S = 60.0
 """After so long a CPU that was too slow gets jobs again."""
+_HEAT_PERIOD_S = 20.0
 _CHANGEABLE = ("cache", "hybrid", "cpu")
 _SETTINGS = {"moe_mode", "reset", "split", "stamps", "prompt_path", "stream_ahead"}
 _PROMPT_FIELDS = ("passes", "rows", "seconds", "predicted_seconds")
@@ -59,12 +64,17 @@ class GpuExperts:
         threads: int,
         config: FtConfig,
         allotment: Allotment | None = None,
+        registration: Registration | None = None,
+        heat_list: HeatList | None = None,
     ) -> None:
-        """`threads` of the worker. Raises TraceError for a trace that is not of this model."""
+        """`threads` of the worker. Raises TraceError for a trace that is not of this model.
+
+        `registration` of the pool, if it has begun. `heat_list` of the model, if it is to be used.
+        """
         self.plan, self.worker, self._allotment = plan, worker, allotment
         self._dense = torch.cuda.memory_allocated()
         device = torch.cuda.current_device()
-        self.cache = ExpertCache(pool, worker.ring, topk, plan.slots, device)
+        self.cache = ExpertCache(pool, worker.ring, topk, plan.slots, device, registration=registration)
         if self.cache.uncached_layers:
             logger.warning(
                 "%d of %d layers could not be pinned (%s): their experts run in the cpu_worker only",
@@ -107,8 +117,31 @@ class GpuExperts:
         self._num_valid = torch.full((1,), 2**31 - 1, dtype=torch.int32, device=self.cache.device)
         self._valid_rows = 0
         self._correcting = True
+        self._heat_list = heat_list if plan.mode in _CHANGEABLE and plan.slots else None
+        self._heat: Callable[[], list[int] | None] | None = None
+        self._heat_at = time.monotonic()
         self.passes = 0
         """Forward passes launched so far."""
+
+    def warm(self) -> None:
+        """Empties the slots, or fills them with the experts that were hot last time. No pass may be under way."""
+        self.cache.reset()
+        begin = time.monotonic()
+        if self._heat_list is not None and (experts := self._heat_list.load()):
+            seeded = self.cache.seed(experts)
+            logger.info("Heat list: %d experts in slots, %.2f s", seeded, time.monotonic() - begin)
+
+    def note_heat(self) -> None:
+        """Now and then, behind a pass: has what lies in the slots copied, for `save_heat`."""
+        if self._heat_list is not None and time.monotonic() - self._heat_at > _HEAT_PERIOD_S:
+            self._heat_at = time.monotonic()
+            self._heat = self.cache.state.begin_snapshot()
+
+    def save_heat(self) -> None:
+        """Writes down what `note_heat` had copied, if it has arrived; from any one thread."""
+        if self._heat_list is not None and self._heat is not None and (experts := self._heat()) is not None:
+            self._heat = None
+            self._heat_list.save(experts)
 
     def _set_mode(self, mode: MoeMode) -> None:
         most, intermediate = self.cache.spec.num_experts, self.cache.spec.intermediate
@@ -277,6 +310,7 @@ class GpuExperts:
             self.prompts.end(self._path)
             self._path = None
         self.passes = self.cache.state.end_pass()
+        self.note_heat()
         if self._recorder is not None and not self._prompt and tokens <= self.cache.max_rows:
             try:
                 self._recorder.append(self.cache.recorded(tokens))
@@ -483,6 +517,13 @@ def _steps_of(trace: Trace, cache: ExpertCache) -> torch.Tensor:
     return torch.from_numpy(steps.astype(np.int32))
 
 
+def begin_registration(pool: ExpertPool) -> Registration:
+    """Pins the pool piece by piece, as it is told what is full. Raises KernelError."""
+    size = pool.file.size
+    experts = sum(layer.spec.expert_bytes * layer.spec.num_experts for layer in pool.plan.layers)
+    return register(pool.file, expert_borders(pool.plan, size), padding=size - experts)
+
+
 def available_memory() -> int:
     """Bytes that experts and KV cache can share now: what is free, less the slack that SGLang keeps for its work."""
     torch.cuda.empty_cache()
@@ -538,11 +579,15 @@ def hooks(executor: Callable[[], GpuExperts | None]) -> list[Hook]:
         if experts is not None and not runner.is_draft_worker:
             experts.after_forward(forward_batch.positions.shape[-1])
 
+    def before_capture(*args: Any, **kwargs: Any) -> None:
+        startup.mark("KV cache", in_scheduler=True)
+
     def captured(result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
+        startup.mark("graph capture", in_scheduler=True)
         experts = executor()
         if experts is not None and experts.plan.mode != "resident":
             torch.cuda.synchronize()
-            experts.cache.reset()  # warm-up passes are no traffic
+            experts.warm()  # warm-up passes are no traffic
 
     forward = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
     signature = (
@@ -554,6 +599,12 @@ def hooks(executor: Callable[[], GpuExperts | None]) -> list[Hook]:
         Hook(forward, HookType.AFTER, after_forward, signature),
         Hook(
             "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE.__init__", HookType.AROUND, on_host, None
+        ),
+        Hook(
+            "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs",
+            HookType.BEFORE,
+            before_capture,
+            "(self, capture_decode_cuda_graph=True)",
         ),
         Hook(
             "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs",

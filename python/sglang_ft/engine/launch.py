@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_ft import checkpoint, gpu, plan, preflight, runtime
+from sglang_ft import checkpoint, gpu, plan, preflight, runtime, startup
 from sglang_ft.api.early import EarlyServer
 from sglang_ft.checkpoint import ModelSummary
 from sglang_ft.config import FtConfig, add_help_group
 from sglang_ft.errors import CheckpointError, FtError
+from sglang_ft.weights import kept
 from sglang_ft.worker import native, topology
 
 # What SGLang leaves off and our users expect; a flag of the user's comes later on the line and wins.
@@ -55,10 +56,14 @@ def launch(argv: Sequence[str]) -> None:
     preflight.check_sglang_version(config.force_version)
     known = _known_flags(rest)
     folder = runtime.create()
+    startup.mark("launcher")
     try:
         # A configuration file may name model and port; then both are known only once SGLang has read it.
         checked = None if known.config else _check(config, on_gpu, known)
         moe = checked is None or checked[1].is_moe
+        startup.mark("checks")
+        if not on_gpu:
+            _start_forking()
         ours = [*_MOE_ON_GPU] if on_gpu and moe else []
         if ours and checked is not None:
             ours += _plan_gpu(config, known, checked[1])
@@ -67,7 +72,8 @@ def launch(argv: Sequence[str]) -> None:
         if on_gpu and summary.is_moe:
             _check_parallelism(server_args)
             _check_graphs(server_args)
-        _serve(config, server_args, early, summary.context_length if on_gpu and summary.is_moe else None)
+        startup.mark("flags and imports of SGLang")
+        _serve(server_args, early, on_gpu, summary.context_length if on_gpu and summary.is_moe else None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -160,7 +166,7 @@ def _check(config: FtConfig, on_gpu: bool, args: Any) -> tuple[EarlyServer, Mode
         summary = checkpoint.summarize_config(folder)
     else:
         summary = checkpoint.summarize(folder, needs_tokenizer=not own_tokenizer)
-    available = preflight.available_memory()
+    available = preflight.available_memory() + kept.idle_bytes()
     dtype = summary.experts_dtype(args.dtype)
     preflight.run(
         lambda: preflight.check_memory(
@@ -204,19 +210,33 @@ def _print_help() -> None:
     parser.print_help()
 
 
-def _serve(config: FtConfig, server_args: Any, early: EarlyServer, longest: int | None) -> None:
+def _start_forking() -> None:
+    from sglang_ft.engine import prefork
+
+    prefork.start()
+
+
+def _serve(server_args: Any, early: EarlyServer, on_gpu: bool, longest: int | None) -> None:
     """`longest`: context length of a model that runs its longest pass once at the start."""
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ft.engine import control, entry, install, requests, responses, routes, warmup
+    from sglang_ft.engine import control, entry, install, prefork, requests, responses, routes, warmup
 
     try:
         found = [*routes.hooks(early), *requests.hooks(), *responses.hooks(), *control.main_hooks()]
         if longest is not None:
             found += warmup.hooks(longest)
+        if not on_gpu:
+            found += prefork.hooks()
         install.install(found)
-        http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
+        startup.mark("imports of the HTTP server")
+        http_server.launch_server(
+            server_args,
+            run_scheduler_process_func=entry.run_scheduler_process,
+            run_detokenizer_process_func=entry.run_detokenizer_process,
+            launch_callback=_ready,
+        )
     except Exception as e:
         refusal = runtime.read("error").get("text")
         if refusal is None:
@@ -224,3 +244,8 @@ def _serve(config: FtConfig, server_args: Any, early: EarlyServer, longest: int 
         raise FtError(refusal) from e
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _ready() -> None:
+    phases = startup.finish("first answer")
+    print(f"sglang_ft: ready\n{startup.render(phases)}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +20,15 @@ from sglang_ft.weights.lazy import Ahead, Reads
 _REPORT_S = 0.25
 
 
-def hooks(total_bytes: int, reads: Callable[[], LazyReads | None]) -> list[Hook]:
-    """`total_bytes`: size of the checkpoint's tensors, for the bar's end; 0 when unknown. `reads` of the experts."""
+TOTAL_BYTES = "SGLANG_FT_CHECKPOINT_BYTES"
+"""Variable: size of the checkpoint's tensors, for the bar's end."""
+
+
+def hooks(reads: Callable[[], LazyReads | None]) -> list[Hook]:
+    """`reads` of the experts."""
 
     def with_progress(weights: Iterable[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> Iterator:
-        return _report(weights, total_bytes, reads())
+        return _report(weights, int(os.environ.get(TOTAL_BYTES, "0")), reads())
 
     return [
         Hook(
@@ -38,8 +43,9 @@ def hooks(total_bytes: int, reads: Callable[[], LazyReads | None]) -> list[Hook]
 class LazyReads:
     """The tensors of a checkpoint past the page cache: experts are read when the model stores them, others ahead."""
 
-    def __init__(self, folder: Path, num_layers: int) -> None:
-        self._num_layers = num_layers
+    def __init__(self, folder: Path, num_layers: int, experts: bool = True) -> None:
+        """`experts` False: they are not wanted."""
+        self._num_layers, self._experts = num_layers, experts
         self._reads = Reads(folder, self._count)
         self._others = Ahead(
             self._reads, [n for n in self._reads.names() if not checkpoint.is_expert(n, num_layers)]
@@ -48,6 +54,12 @@ class LazyReads:
         self.nbytes = 0
         self.count: Callable[[int], None] = lambda nbytes: None
         """Gets the bytes that have been read."""
+        self.filled: Callable[[int, int], None] = lambda address, nbytes: None
+        """Gets address and size of what has been written."""
+
+    def wants(self, name: str) -> bool:
+        """Whether a tensor is to be loaded."""
+        return self._experts or not checkpoint.is_expert(name, self._num_layers)
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """An expert's as a LazyTensor, another as a real one; None where SGLang's own will do.
@@ -65,7 +77,8 @@ class LazyReads:
     def close(self) -> None:
         self._reads.close()
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, address: int, nbytes: int) -> None:
+        self.filled(address, nbytes)
         with self._lock:
             self.nbytes += nbytes
             self.count(nbytes)
@@ -93,6 +106,9 @@ def _report(
         if reads is not None:
             reads.count = count
         for name, tensor in weights:
+            if reads is not None and not reads.wants(name):
+                count(tensor.nbytes)
+                continue
             ours = reads.tensor(name) if reads is not None else None
             yield name, tensor if ours is None else ours
             if ours is None:

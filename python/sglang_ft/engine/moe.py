@@ -50,9 +50,9 @@ class ExpertLayers:
         self,
         model: torch.nn.Module,
         on_gpu: bool = False,
-        make_file: Callable[[BankPlan], MemoryFile] | None = None,
+        make_file: Callable[[BankPlan], MemoryFile | None] | None = None,
     ) -> None:
-        """`make_file` gives the memory of the pool; else it is fresh."""
+        """`make_file` gives the memory of the pool; without it, or where it gives None, it is fresh."""
         self._on_gpu = on_gpu
         self.layers = [
             (name, module) for name, module in model.named_modules() if isinstance(module, FusedMoE)

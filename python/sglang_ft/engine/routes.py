@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 from sglang.srt.plugins.hook_registry import HookType
 
+from sglang_ft import startup
 from sglang_ft.api import errors
 from sglang_ft.api.early import EarlyServer
 from sglang_ft.api.health import HealthMiddleware
@@ -20,6 +21,7 @@ def hooks(early: EarlyServer) -> list[Hook]:
 
     def run(original: Callable, app: Any, **options: Any) -> None:
         del original  # it would open a socket of its own
+        startup.mark("tokenizer and HTTP server")
         app.add_middleware(HealthMiddleware)
         app.add_middleware(StreamRefusals)
         errors.install(app)

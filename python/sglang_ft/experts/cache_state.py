@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from sglang_ft.experts import heat
 from sglang_ft.experts.step import Counters, Split
 from sglang_ft.kernels import abi
 
@@ -85,6 +86,35 @@ class CacheState:
         self.slot_of.copy_(ids)
         self.expert_of[: len(ids)].copy_(ids)
         self._write_control(live, free=0)
+
+    def seed(self, experts: list[int], live: int) -> None:
+        """Of `live` slots, the first hold these experts, which are used in that order, the first one last."""
+        self.reset(live)
+        ids = torch.tensor(experts, dtype=torch.int64)
+        stamps = heat.stamps_for(len(experts))
+        where = ids.to(self.device)
+        self.slot_of[where] = torch.arange(len(experts), dtype=torch.int32, device=self.device)
+        self.seen[where] = stamps.to(self.device)
+        self.expert_of[: len(experts)].copy_(ids)
+        self.used[: len(experts)].copy_(stamps)
+        self._write_control(live, free=live - len(experts))
+
+    def begin_snapshot(self) -> Callable[[], list[int] | None]:
+        """Enqueues copies of what lies where. What it returns gives the experts, hottest first, once they are there."""
+        copies = [
+            t.to("cpu", non_blocking=True, copy=True) for t in (self.expert_of, self.used, self._control)
+        ]
+        event = torch.cuda.Event() if self.device.type == "cuda" else None
+        if event is not None:
+            event.record(torch.cuda.current_stream(self.device))
+
+        def experts() -> list[int] | None:
+            if event is not None and not event.query():
+                return None
+            step = abi.Control.from_buffer_copy(bytes(copies[2].numpy())).step
+            return heat.order_of(copies[0], copies[1], step)
+
+        return experts
 
     def control(self) -> abi.Control:
         """A copy of the control words; waits for the device."""

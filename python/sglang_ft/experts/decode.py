@@ -17,7 +17,7 @@ from sglang_ft import kernels
 from sglang_ft.errors import MemoryBudgetError, WorkerError
 from sglang_ft.experts.cache_state import CacheState
 from sglang_ft.experts.compact import keep_latest
-from sglang_ft.experts.slots import REGISTER_CHUNK, RegisteredMemory, SlotPool
+from sglang_ft.experts.slots import RegisteredMemory, SlotPool
 from sglang_ft.kernels import abi, check
 from sglang_ft.worker.protocol import DType, LayerFlag, Status
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sglang_ft.experts.bank import ExpertPool, LayerBanks
+    from sglang_ft.experts.registration import Registration
     from sglang_ft.experts.step import Split
     from sglang_ft.worker.protocol import Role
     from sglang_ft.worker.ring import Ring
@@ -42,9 +43,19 @@ class ExpertCache:
     """The experts of a model on the GPU: some in slots, all in the pool. One process, one device."""
 
     def __init__(
-        self, pool: ExpertPool, ring: Ring, topk: int, slots: int, device: int, most_slots: int = 0
+        self,
+        pool: ExpertPool,
+        ring: Ring,
+        topk: int,
+        slots: int,
+        device: int,
+        most_slots: int = 0,
+        registration: Registration | None = None,
     ) -> None:
-        """`slots` have memory at first, `most_slots` at most ever. All layers must be of one shape and format."""
+        """`slots` have memory at first, `most_slots` at most ever. All layers must be of one shape and format.
+
+        `registration` of the pool, if it has begun.
+        """
         self.pool, self.ring, self.topk = pool, ring, topk
         self.device = torch.device("cuda", device)
         self._lib = kernels.library()
@@ -53,15 +64,16 @@ class ExpertCache:
         assert not slots or all(spec == self.spec for spec in specs), "the slots of a pool have one shape"
         self.most_rows = min(MAX_PROMPT_ROWS, abi.MAX_PAIRS // topk, ring.size.rows)
         self.max_rows = min(MAX_ROWS, self.most_rows)
-        self._ring_memory = RegisteredMemory(
-            ring.file
-        )  # small and needed; the pool takes what may still be pinned
+        self.memory = RegisteredMemory(pool.file, registration)
+        self._ring_memory = RegisteredMemory(ring.file)
+        while not self._ring_memory.complete and self.memory.give_back_last():
+            self._ring_memory.close()  # it is small and needed; the pool has what may be pinned beside it
+            self._ring_memory = RegisteredMemory(ring.file)
         if not self._ring_memory.complete:
             raise MemoryBudgetError(
                 f"the {ring.file.size >> 20} MiB that the GPU and the cpu_worker share cannot be pinned: "
                 f"{self._ring_memory.failure}; raise the limit of locked memory (ulimit -l)"
             )
-        self.memory = RegisteredMemory(pool.file)
         self.slots = SlotPool(self.spec, max(slots, most_slots, 1), device)
         self.slots.resize(slots)
         self.live = slots
@@ -148,12 +160,28 @@ class ExpertCache:
     def make_resident(self) -> None:
         """Copies every expert into the slot of its id, for good. Needs a slot for each expert."""
         assert self.slots.slots >= len(self.state.slot_of)
-        for index, banks in enumerate(self.pool.plan.layers):
-            for role, host in self.pool.banks(index).items():
+        for banks in self.pool.plan.layers:
+            for role, view in banks.roles.items():
                 to = self.slots.view(role, banks.first_expert_id, banks.spec.num_experts)
-                copy_registered(to, host, banks.roles[role].offset)
+                self.memory.copy(to, view.offset)
         self.state.make_identity(self.slots.slots)
         self.resident = True
+
+    def seed(self, experts: list[int]) -> int:
+        """Fills the slots of an empty cache with these experts, hottest first, as many as fit; returns how many.
+
+        Waits for the device.
+        """
+        layers = self.pool.plan.layers
+        reached = [e for e in experts if not self.layers[e // self.spec.num_experts].uncached]
+        chosen = reached[: self.live]
+        for slot, expert in enumerate(chosen):
+            layer, row = divmod(expert, self.spec.num_experts)
+            for role, view in layers[layer].roles.items():
+                self.memory.copy(self.slots.view(role, slot, 1), view.offset + row * view.stride)
+        self.state.seed(chosen, self.live)
+        torch.cuda.synchronize(self.device)
+        return len(chosen)
 
     def set_trace(self, routes: torch.Tensor | None) -> None:
         """Takes routes from `routes` [steps, layers, rows, k], cycled, instead of the router's; None: not any more.
@@ -215,10 +243,9 @@ class ExpertCache:
         for role, bank in self.pool.plan.layers[layer].roles.items():
             size, address = self.slots.roles[role].nbytes, self.slots.ranges[role].address
             for begin, count in runs(experts):
-                to = address + (slot + begin - first) * size
-                copies += _within_registrations(
-                    to, self.pool.file.address, bank.offset + begin * size, count * size
-                )
+                to, offset = address + (slot + begin - first) * size, bank.offset + begin * size
+                for start, end in self.memory.pieces(offset, count * size):
+                    copies.append((to + start - offset, self.pool.file.address + start, end - start))
         return copies
 
     def gather(self, layer: int, experts: torch.Tensor, first: int, slot: int) -> None:
@@ -360,23 +387,3 @@ def runs(experts: Sequence[int]) -> list[tuple[int, int]]:
         else:
             found.append((expert, 1))
     return found
-
-
-def _within_registrations(to: int, file: int, offset: int, nbytes: int) -> list[tuple[int, int, int]]:
-    """Copies of `nbytes` from byte `offset` of a registered file; one must not cross a registration."""
-    copies = []
-    while nbytes:
-        size = min(nbytes, REGISTER_CHUNK - offset % REGISTER_CHUNK)
-        copies.append((to, file + offset, size))
-        to, offset, nbytes = to + size, offset + size, nbytes - size
-    return copies
-
-
-def copy_registered(to: torch.Tensor, host: torch.Tensor, offset: int) -> None:
-    """Enqueues a copy of registered memory that starts at pool byte `offset`; a copy must not cross a registration."""
-    source, target = host.view(torch.uint8).flatten(), to.view(torch.uint8).flatten()
-    at = 0
-    while at < source.numel():
-        count = min(source.numel() - at, REGISTER_CHUNK - (offset + at) % REGISTER_CHUNK)
-        target[at : at + count].copy_(source[at : at + count], non_blocking=True)
-        at += count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 
 from sglang_ft import kernels
 from sglang_ft.errors import MemoryBudgetError
+from sglang_ft.experts.registration import Registration, even_borders
 from sglang_ft.kernels import check
 from sglang_ft.worker.memory import GIB
 
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from sglang_ft.worker.protocol import Role
 
 _PROBE_BYTES = 4096
-REGISTER_CHUNK = 4 * GIB
-"""Registering one large range is ten times slower than registering it in pieces of this size."""
 
 
 class DeviceRange:
@@ -91,28 +91,31 @@ class SlotPool:
 class RegisteredMemory:
     """A memory file that CUDA copies and kernels reach, as far as the system lets it be pinned."""
 
-    def __init__(self, file: MemoryFile) -> None:
+    def __init__(self, file: MemoryFile, registration: Registration | None = None) -> None:
+        """`registration`: of this file, begun by `register`; else all of it is pinned now."""
         self.file = file
         self._lib = kernels.library()
-        done = ctypes.c_uint64()
-        result = self._lib.ft_host_register(file.address, file.size, REGISTER_CHUNK, ctypes.byref(done))
-        self._registered = self.nbytes = done.value
-        """Bytes from the start that are registered."""
-        self.failure = self._lib.ft_error_text(result).decode() if result else ""
+        registration = registration or register(file, even_borders(file.size))
+        self.borders = registration.borders
+        self._pinned, self.failure = registration.finish()
+        self._usable = self._pinned
         self._verify()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the start that the device reaches."""
+        return self.borders[self._usable]
 
     def _verify(self) -> None:
         """Copies a little of every piece: some systems (WSL) register memory whose copies never arrive."""
-        for start in range(0, self.nbytes, REGISTER_CHUNK):
-            end = min(start + REGISTER_CHUNK, self.nbytes)
+        for piece in range(self._pinned):
+            start, end = self.borders[piece : piece + 2]
             ends = (start, max(start, end - _PROBE_BYTES) // 16 * 16)
             # Kernels take the whole for one range of addresses.
             in_line = self.device_address(start) == self.device_address() + start
             if not in_line or not all(self._arrives(at) for at in ends):
                 self.failure = "copies of pinned memory do not arrive on the GPU"
-                rest = self._registered - start
-                self._lib.ft_host_unregister(self.file.address + start, rest, REGISTER_CHUNK)
-                self._registered = self.nbytes = start
+                self._give_back_from(piece)
                 return
 
     def _arrives(self, offset: int) -> bool:
@@ -134,17 +137,58 @@ class RegisteredMemory:
     def device_address(self, offset: int = 0) -> int:
         """Where the device sees byte `offset`."""
         device = ctypes.c_void_p()
-        chunk = offset // REGISTER_CHUNK * REGISTER_CHUNK
+        start = self.borders[bisect_right(self.borders, offset) - 1]
         check(
-            self._lib.ft_device_address(self.file.address + chunk, ctypes.byref(device)),
+            self._lib.ft_device_address(self.file.address + start, ctypes.byref(device)),
             "address of registered memory",
         )
-        return (device.value or 0) + offset - chunk
+        return (device.value or 0) + offset - start
+
+    def pieces(self, offset: int, nbytes: int) -> list[tuple[int, int]]:
+        """Bytes [offset, offset + nbytes) as (begin, end), cut where a registration ends: no copy may cross one."""
+        found, end = [], offset + nbytes
+        while offset < end:
+            border = min(self.borders[bisect_right(self.borders, offset)], end)
+            found.append((offset, border))
+            offset = border
+        return found
+
+    def copy(self, to: torch.Tensor, offset: int) -> None:
+        """Enqueues a copy of what lies from byte `offset` on."""
+        target = to.view(torch.uint8).flatten()
+        for begin, end in self.pieces(offset, target.numel()):
+            target[begin - offset : end - offset].copy_(self.file.bytes[begin:end], non_blocking=True)
+
+    def give_back_last(self) -> bool:
+        """Gives back the last piece, for other memory that must be pinned; False: there is none."""
+        if self._usable == 0:
+            return False
+        self._give_back_from(self._usable - 1)
+        return True
+
+    def _give_back_from(self, piece: int) -> None:
+        for begin, end in zip(self.borders[piece : self._pinned], self.borders[piece + 1 :], strict=False):
+            self._lib.ft_host_unregister(self.file.address + begin, end - begin, end - begin)
+        self._usable = self._pinned = piece
 
     def close(self) -> None:
-        if self._registered:
-            self._lib.ft_host_unregister(self.file.address, self._registered, REGISTER_CHUNK)
-            self._registered = self.nbytes = 0
+        self._give_back_from(0)
+
+
+def register(file: MemoryFile, borders: list[int], padding: int = 0) -> Registration:
+    """Begins to register a file with CUDA, for the current device. Raises KernelError without kernels."""
+    lib, device = kernels.library(), torch.cuda.current_device()
+
+    def pin(begin: int, end: int) -> str:
+        done = ctypes.c_uint64()
+        size = end - begin
+        result = lib.ft_host_register(file.address + begin, size, size, ctypes.byref(done))
+        return lib.ft_error_text(result).decode() if result else ""
+
+    def unpin(begin: int, end: int) -> None:
+        lib.ft_host_unregister(file.address + begin, end - begin, end - begin)
+
+    return Registration(borders, padding, pin, unpin, prepare=lambda: torch.cuda.set_device(device))
 
 
 @dataclass

@@ -8,10 +8,10 @@ is wanted: there a read straight into the parameter's memory is queued. Whatever
 from __future__ import annotations
 
 import ctypes
-import mmap
+import functools
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_map
 
 from sglang_ft.errors import CheckpointError
 from sglang_ft.tensor_files import read_header_entries, weight_files
-from sglang_ft.weights.reader import THREADS, FileReader, aligned_buffer
+from sglang_ft.weights.reader import FileReader
+from sglang_ft.weights.transfers import ALIGN, Transfers, aligned_buffer
 
-_PIECE = 8 << 20
-_ALIGN = 4096
+_PIECE = 4 << 20
+"""Bytes of one read, a multiple of ALIGN."""
 _aten = torch.ops.aten
 _DTYPES = {
     "BF16": torch.bfloat16,
@@ -46,8 +47,12 @@ class Reads:
     """Queued reads of one checkpoint. `wait` for them before anybody looks at what they fill."""
 
     def __init__(
-        self, folder: Path, progress: Callable[[int], None] = lambda _: None, threads: int = THREADS
+        self,
+        folder: Path,
+        progress: Callable[[int, int], None] = lambda address, nbytes: None,
+        by_kernel: bool = True,
     ) -> None:
+        """`progress` gets address and size of what has been written, from any thread. `by_kernel`: see Transfers."""
         self._places: dict[str, tuple[Path, int, str, tuple[int, ...]]] = {}
         for path in weight_files(folder):
             begin, header = read_header_entries(path)
@@ -58,10 +63,10 @@ class Reads:
                     entry["dtype"],
                     tuple(entry["shape"]),
                 )
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="ft-read")
         self._readers: dict[Path, FileReader] = {}
         self._lock = threading.Lock()
-        self._own = threading.local()
+        direct = all(self._reader(path).direct for path in {place[0] for place in self._places.values()})
+        self._transfers = Transfers(_PIECE, by_kernel and direct)
         self._queued: list[Future[None]] = []
         self._progress = progress
 
@@ -92,16 +97,68 @@ class Reads:
         return out, self._start(name, lazy._meta, out)
 
     def _start(self, name: str, meta: torch.Tensor, to: torch.Tensor) -> list[Future[None]]:
+        if meta.numel() == 0:
+            return []
+        if meta.is_contiguous() and to.is_contiguous() and to.dtype == meta.dtype and to.device.type == "cpu":
+            return list(self._start_bytes(name, meta, to))
         pieces = [(meta, to)]
         if meta.dim() and meta.numel() * meta.element_size() > _PIECE and meta.shape[0] > 1:
             rows = max(1, _PIECE * meta.shape[0] // (meta.numel() * meta.element_size()))
             pieces = list(zip(meta.split(rows), to.split(rows), strict=True))
-        return [self._executor.submit(self._read, name, part, target) for part, target in pieces]
+        return [self._start_view(name, part, target) for part, target in pieces]
+
+    def _start_bytes(self, name: str, meta: torch.Tensor, to: torch.Tensor) -> Iterator[Future[None]]:
+        """Reads that begin and end at borders of direct reads, and a plain copy out of each."""
+        address, end = to.data_ptr(), to.data_ptr() + to.nbytes
+        offset = self._places[name][1] + meta.storage_offset() * meta.element_size()
+        while address < end:
+            skipped = offset % ALIGN
+            nbytes = min(_PIECE - skipped, end - address)
+            done = functools.partial(self._copy_bytes, to, address, skipped, nbytes)
+            yield self._read(name, offset - skipped, skipped + nbytes, done)
+            address, offset = address + nbytes, offset + nbytes
+
+    def _copy_bytes(
+        self, to: torch.Tensor, address: int, skipped: int, nbytes: int, data: torch.Tensor
+    ) -> None:
+        """Of `data` into `to`, which is here to stay alive; torch would start threads of its own."""
+        ctypes.memmove(address, data.data_ptr() + skipped, nbytes)
+        self._progress(address, nbytes)
+
+    def _start_view(self, name: str, meta: torch.Tensor, to: torch.Tensor) -> Future[None]:
+        first, nbytes = _extent(meta)
+        offset = self._places[name][1] + first
+        skipped = offset % ALIGN
+
+        def copy(data: torch.Tensor) -> None:
+            _copy_view(meta, data[skipped : skipped + nbytes], to)
+            self._progress(to.data_ptr(), to.numel() * meta.element_size())
+
+        return self._read(name, offset - skipped, skipped + nbytes, copy)
+
+    def _read(
+        self, name: str, offset: int, nbytes: int, done: Callable[[torch.Tensor], None]
+    ) -> Future[None]:
+        reader = self._reader(self._places[name][0])
+        length = _whole_blocks(nbytes, reader.size - offset)
+        return self._transfers.submit_into_buffer(reader, offset, length, done, name)
 
     def read_now(self, name: str, meta: torch.Tensor) -> torch.Tensor:
-        """A copy of that part of a tensor."""
+        """A copy of that part of a tensor, not after but beside what is queued."""
         out = torch.empty(meta.shape, dtype=meta.dtype)
-        self._read(name, meta, out)
+        if meta.numel() == 0:
+            return out
+        first, nbytes = _extent(meta)
+        path, begin, _, _ = self._places[name]
+        reader, skipped = self._reader(path), (begin + first) % ALIGN
+        offset = begin + first - skipped
+        buffer = aligned_buffer(_whole_blocks(skipped + nbytes, reader.size - offset))
+        try:
+            reader.read(offset, buffer)
+        except CheckpointError as e:
+            raise CheckpointError(f"{name}: {e}") from e
+        _copy_view(meta, buffer[skipped : skipped + nbytes], out)
+        self._progress(out.data_ptr(), out.nbytes)
         return out
 
     def wait(self) -> None:
@@ -115,52 +172,34 @@ class Reads:
                 future.result()
 
     def close(self) -> None:
-        self._executor.shutdown(cancel_futures=True)
+        self._transfers.close()
         for reader in self._readers.values():
             reader.close()
-
-    def _read(self, name: str, meta: torch.Tensor, to: torch.Tensor) -> None:
-        path, begin, _, _ = self._places[name]
-        size = meta.element_size()
-        first = meta.storage_offset() * size
-        last = sum((n - 1) * stride for n, stride in zip(meta.shape, meta.stride(), strict=True) if n > 1)
-        nbytes = (last + 1) * size if meta.numel() else 0
-        if nbytes == 0:
-            return
-        data = self._bytes(path, name, begin + first, nbytes)
-        if meta.is_contiguous() and to.is_contiguous() and to.dtype == meta.dtype and to.device.type == "cpu":
-            ctypes.memmove(to.data_ptr(), data.data_ptr(), nbytes)  # torch would start threads of its own
-            self._progress(nbytes)
-            return
-        view = data.view(meta.dtype) if data.storage_offset() % size == 0 else data.clone().view(meta.dtype)
-        to.copy_(view.as_strided(meta.shape, meta.stride(), view.storage_offset()))
-        self._progress(to.numel() * size)
-
-    def _bytes(self, path: Path, name: str, offset: int, nbytes: int) -> torch.Tensor:
-        """Part of a file, in this thread's own memory, whose borders are those of direct reads."""
-        skipped = offset % _ALIGN
-        length = -(-(skipped + nbytes) // _ALIGN) * _ALIGN
-        buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
-        if buffer is None or buffer.numel() < length:
-            self._own.buffer = buffer = aligned_buffer(
-                -(-max(length, _PIECE) // mmap.PAGESIZE) * mmap.PAGESIZE
-            )
-        reader = self._reader(path)
-        if offset + nbytes > reader.size:
-            raise CheckpointError(
-                f"{name}: {path} ends at {reader.size}, before the tensor; download it again"
-            )
-        try:
-            reader.read(offset - skipped, buffer[: min(length, reader.size - (offset - skipped))])
-        except CheckpointError as e:
-            raise CheckpointError(f"{name}: {e}") from e
-        return buffer[skipped : skipped + nbytes]
 
     def _reader(self, path: Path) -> FileReader:
         with self._lock:
             if path not in self._readers:
                 self._readers[path] = FileReader(path)
             return self._readers[path]
+
+
+def _whole_blocks(nbytes: int, there: int) -> int:
+    """As many bytes as blocks have that hold `nbytes`, so that all of them are read directly, if so many are there."""
+    return max(nbytes, min(-(-nbytes // ALIGN) * ALIGN, there))
+
+
+def _extent(meta: torch.Tensor) -> tuple[int, int]:
+    """First byte of a view in its tensor, and the number of bytes from there to its last."""
+    size = meta.element_size()
+    last = sum((n - 1) * stride for n, stride in zip(meta.shape, meta.stride(), strict=True) if n > 1)
+    return meta.storage_offset() * size, (last + 1) * size
+
+
+def _copy_view(meta: torch.Tensor, data: torch.Tensor, to: torch.Tensor) -> None:
+    """`data`: the bytes of the view's extent."""
+    aligned = data.storage_offset() % meta.element_size() == 0
+    view = data.view(meta.dtype) if aligned else data.clone().view(meta.dtype)
+    to.copy_(view.as_strided(meta.shape, meta.stride(), view.storage_offset()))
 
 
 class Ahead:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,18 @@ logger = logging.getLogger(__name__)
 class Loading:
     """Reads and checks the experts, and checks the other files, on threads of its own."""
 
-    def __init__(self, folder: Path, pool: ExpertPool) -> None:
-        """Starts at once. Raises WeightsError if the folder is damaged or of another layout."""
-        self._folder, self._pool = folder, pool
+    def __init__(
+        self,
+        folder: Path,
+        pool: ExpertPool,
+        experts: bool = True,
+        filled: Callable[[int, int], None] = lambda offset, nbytes: None,
+    ) -> None:
+        """Starts at once. Raises WeightsError if the folder is damaged or of another layout.
+
+        `experts` False: they are in the pool already. `filled` gets offset and size of what is in place.
+        """
+        self._folder, self._pool, self._experts, self._filled = folder, pool, experts, filled
         self._manifest = manifest.read(folder)
         self._manifest.check_layout(pool.plan, folder / manifest.NAME)
         self._failure: BaseException | None = None
@@ -35,14 +45,16 @@ class Loading:
             raise self._failure
 
     def _run(self) -> None:
-        begin, gigabytes = time.monotonic(), self._manifest.experts.nbytes / 1e9
         try:
-            reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, lambda _: None)
-            seconds = max(time.monotonic() - begin, 1e-9)
-            logger.info(
-                "Experts read: %.2f GB in %.1f s (%.2f GB/s)", gigabytes, seconds, gigabytes / seconds
-            )
+            if self._experts:
+                self._read_experts()
             for name, file in self._manifest.others.items():
-                reader.check_file(self._folder, name, file, lambda _: None)
+                reader.check_file(self._folder, name, file, lambda at, n: None)
         except BaseException as e:
             self._failure = e
+
+    def _read_experts(self) -> None:
+        begin, gigabytes = time.monotonic(), self._manifest.experts.nbytes / 1e9
+        reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, self._filled)
+        seconds = max(time.monotonic() - begin, 1e-9)
+        logger.info("Experts read: %.2f GB in %.1f s (%.2f GB/s)", gigabytes, seconds, gigabytes / seconds)

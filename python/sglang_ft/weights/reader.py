@@ -1,14 +1,12 @@
-"""Parallel reads of weight files straight into their final place, past the page cache where the file system lets us.
+"""Reads of weight files straight into their final place, past the page cache where the file system lets us.
 
-Every chunk is checked as it arrives. Several reads of 16 MiB under way keep any disk busy; an own thread for each costs
-less than a percent of a core.
+Every chunk is checked as it arrives.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import mmap
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,10 +16,8 @@ from pathlib import Path
 import torch
 
 from sglang_ft.weights.manifest import CHUNK, DATA_OFFSET, EXPERTS, File, Manifest, WeightsError
+from sglang_ft.weights.transfers import ALIGN, READS, Transfers
 from sglang_ft.worker import native
-
-THREADS = 16
-_ALIGN = 4096  # of direct reads: memory, offset and length
 
 
 def checksum(data: torch.Tensor) -> int:
@@ -48,13 +44,13 @@ class FileReader:
     def read(self, offset: int, to: torch.Tensor) -> None:
         """Fills the uint8 tensor `to` from `offset` on. Raises WeightsError."""
         view = memoryview(to.numpy())
-        done, whole = 0, len(view) // _ALIGN * _ALIGN if self.direct else 0
-        aligned = to.data_ptr() % _ALIGN == 0 and offset % _ALIGN == 0
+        done, whole = 0, len(view) // ALIGN * ALIGN if self.direct else 0
+        aligned = to.data_ptr() % ALIGN == 0 and offset % ALIGN == 0
         try:
             while aligned and done < whole:
                 got = self._read_direct(view[done:whole], offset + done)
                 done += got
-                if got == 0 or got % _ALIGN:
+                if got == 0 or got % ALIGN:
                     break
             while done < len(view):  # what is no whole block, and all of it where direct reads are refused
                 got = os.preadv(self._plain(), [view[done:]], offset + done)
@@ -86,107 +82,70 @@ class FileReader:
 
 
 def read_experts(
-    folder: Path,
-    manifest: Manifest,
-    pool: torch.Tensor,
-    progress: Callable[[int], None],
-    threads: int = THREADS,
+    folder: Path, manifest: Manifest, pool: torch.Tensor, progress: Callable[[int, int], None]
 ) -> None:
     """Reads the experts of a folder into `pool` (uint8, at least as long) and checks them.
 
-    `progress` gets the bytes of each chunk, from any thread. Raises WeightsError.
+    `progress` gets offset and size of each chunk that is in place, from any thread. Raises WeightsError.
     """
-    path = folder / EXPERTS
 
     def describe(at: int) -> str:
         return f"{manifest.place_of(at)}, offset {DATA_OFFSET + at}"
 
-    _read_chunks(
-        path, DATA_OFFSET, manifest.experts, lambda at, n: pool[at : at + n], describe, progress, threads
-    )
+    _read_chunks(folder / EXPERTS, DATA_OFFSET, manifest.experts, pool, describe, progress)
 
 
-def check_experts(
-    folder: Path, manifest: Manifest, progress: Callable[[int], None], threads: int = THREADS
-) -> None:
+def check_experts(folder: Path, manifest: Manifest, progress: Callable[[int, int], None]) -> None:
     """Reads the experts of a folder and checks them. Raises WeightsError."""
 
     def describe(at: int) -> str:
         return f"{manifest.place_of(at)}, offset {DATA_OFFSET + at}"
 
-    _read_chunks(folder / EXPERTS, DATA_OFFSET, manifest.experts, _scratch(), describe, progress, threads)
+    _read_chunks(folder / EXPERTS, DATA_OFFSET, manifest.experts, None, describe, progress)
 
 
-def check_file(
-    folder: Path,
-    name: str,
-    file: File,
-    progress: Callable[[int], None],
-    threads: int = THREADS,
-) -> None:
+def check_file(folder: Path, name: str, file: File, progress: Callable[[int, int], None]) -> None:
     """Reads one of the other files and checks it. Raises WeightsError."""
-    _read_chunks(folder / name, 0, file, _scratch(), lambda at: f"offset {at}", progress, threads)
-
-
-def _scratch() -> Callable[[int, int], torch.Tensor]:
-    """Gives each thread a buffer of its own."""
-    own = threading.local()
-
-    def buffer(at: int, count: int) -> torch.Tensor:
-        if not hasattr(own, "buffer"):
-            own.buffer = aligned_buffer(CHUNK)
-        piece: torch.Tensor = own.buffer[:count]
-        return piece
-
-    return buffer
-
-
-def aligned_buffer(nbytes: int) -> torch.Tensor:
-    """Memory for direct reads; in huge pages where it can be, of which a read has fewer to hold."""
-    memory = mmap.mmap(-1, nbytes)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    _read_chunks(folder / name, 0, file, None, lambda at: f"offset {at}", progress)
 
 
 def _read_chunks(
     path: Path,
     begin: int,
     file: File,
-    place: Callable[[int, int], torch.Tensor],
+    to: torch.Tensor | None,
     describe: Callable[[int], str],
-    progress: Callable[[int], None],
-    threads: int,
+    progress: Callable[[int, int], None],
 ) -> None:
     reader = FileReader(path)
-    stop = threading.Event()
 
-    def one(number: int) -> None:
-        if stop.is_set():
-            return
+    def check(number: int, data: torch.Tensor) -> None:
         at = number * CHUNK
-        to = place(at, min(CHUNK, file.nbytes - at))
-        try:
-            reader.read(begin + at, to)
-            if checksum(to) != file.checksums[number]:
-                raise WeightsError(
-                    f"{path}: damaged at {describe(at)} or up to {CHUNK >> 20} MiB after it: the checksum is another; "
-                    "copy or convert it again"
-                )
-        except WeightsError:
-            stop.set()
-            raise
-        progress(to.numel())
+        if checksum(data) != file.checksums[number]:
+            raise WeightsError(
+                f"{path}: damaged at {describe(at)} or up to {CHUNK >> 20} MiB after it: the checksum is another; "
+                "copy or convert it again"
+            )
+        progress(at, data.numel())
 
+    transfers = Transfers(CHUNK, reader.direct)
     try:
-        with ThreadPoolExecutor(threads) as executor:
-            for done in [executor.submit(one, i) for i in range(len(file.checksums))]:
-                done.result()
+        chunks = []
+        for number in range(len(file.checksums)):
+            at, done = number * CHUNK, functools.partial(check, number)
+            end = min(at + CHUNK, file.nbytes)
+            if to is None:
+                chunks.append(transfers.submit_into_buffer(reader, begin + at, end - at, done))
+            else:
+                chunks.append(transfers.submit(reader, begin + at, to[at:end], done))
+        for chunk in chunks:
+            chunk.result()
     finally:
+        transfers.close()
         reader.close()
 
 
-def checksums_of(data: torch.Tensor, threads: int = THREADS) -> Sequence[int]:
+def checksums_of(data: torch.Tensor, threads: int = READS) -> Sequence[int]:
     """Of each CHUNK of a uint8 tensor."""
     with ThreadPoolExecutor(threads) as executor:
         return list(executor.map(lambda at: checksum(data[at : at + CHUNK]), range(0, data.numel(), CHUNK)))

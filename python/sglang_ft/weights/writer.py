@@ -19,8 +19,10 @@ import torch
 import sglang_ft
 from sglang_ft.errors import CheckpointError
 from sglang_ft.tensor_files import INDEX, TensorInfo, read_header_entries, weight_files
+from sglang_ft.weights import manifest
 from sglang_ft.weights.manifest import CHUNK, DATA_OFFSET, EXPERTS, File, Manifest, describe_layers
-from sglang_ft.weights.reader import FileReader, aligned_buffer, checksum, checksums_of
+from sglang_ft.weights.reader import FileReader, checksum, checksums_of
+from sglang_ft.weights.transfers import aligned_buffer
 from sglang_ft.worker.memory import MappedFile
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ def hash_of_source(folder: Path) -> str:
             header = file.read(int.from_bytes(length, "little"))
         digest.update(f"{path.name} {path.stat().st_size}".encode() + header)
     return digest.hexdigest()
+
+
+def identity_of_weights(folder: Path) -> str:
+    """The same for a checkpoint and what it was converted to. Raises CheckpointError."""
+    return manifest.read(folder).source_hash if manifest.is_converted(folder) else hash_of_source(folder)
 
 
 class Journal:
@@ -95,7 +102,7 @@ def finish(
 ) -> Manifest:
     """Writes header, small files and manifest once `pool`, the mapped expert file, is full. Raises OSError."""
     copy_small_files(source, folder)
-    manifest = Manifest(
+    result = Manifest(
         made_by=f"sglang_ft {sglang_ft.__version__}",
         source=source.name,
         source_hash=source_hash,
@@ -105,11 +112,11 @@ def finish(
         expert_tensors=expert_tensors,
     )
     with (folder / EXPERTS).open("r+b") as out:
-        out.write(manifest.header())
+        out.write(result.header())
         out.flush()
         os.fsync(out.fileno())
-    manifest.write(folder)
-    return manifest
+    result.write(folder)
+    return result
 
 
 def copy_small_files(source: Path, to: Path) -> None:

@@ -55,6 +55,25 @@ class MemoryFile:
             ) from e
         self.bytes = _tensor_over(self.address, size)
 
+    @classmethod
+    def adopt(cls, fd: int) -> MemoryFile:
+        """A memory file that another process has made and filled; owns `fd` from now on. Raises OSError.
+
+        Where writes are sealed it is mapped read-only: whoever writes to its tensors ends the process.
+        """
+        self = cls.__new__(cls)
+        self.fd, self.size = fd, os.fstat(fd).st_size
+        try:
+            try:
+                self.address = _map_aligned(fd, self.size, 0)
+            except PermissionError:
+                self.address = _map_aligned(fd, self.size, 0, mmap.PROT_READ)
+        except OSError:
+            os.close(fd)
+            raise
+        self.bytes = _tensor_over(self.address, self.size)
+        return self
+
     def allocate_huge(self) -> int:
         """Allocates all of it now, in pages of 2 MiB where the kernel finds them; returns the bytes that are.
 
@@ -128,7 +147,7 @@ def _tensor_over(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-def _map_aligned(fd: int, size: int, offset: int) -> int:
+def _map_aligned(fd: int, size: int, offset: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> int:
     """Maps a file from a border of a huge page on, which python's mmap cannot choose. Raises OSError.
 
     The mapping takes `size` rounded up to huge pages of the address space.
@@ -137,7 +156,7 @@ def _map_aligned(fd: int, size: int, offset: int) -> int:
     reserved = _mmap(0, span + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     address = _round_up(reserved)
     try:
-        _mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+        _mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
     except OSError:
         _libc.munmap(reserved, span + HUGE_PAGE)
         raise

@@ -28,6 +28,12 @@ _WAITS = {
     "state_wait": [c_void_p, c_uint32, c_uint64],
 }
 _PURE = {"crc32c": [c_uint32, c_void_p, c_uint64]}
+_READS = {
+    "reads_begin": [c_void_p, c_int, c_uint64, c_void_p, c_uint32, c_uint64],
+    "reads_wait": [c_void_p, c_void_p, c_void_p],
+    "reads_close": [c_void_p],
+}
+_OPENS = {"reads_open": [c_uint32, c_void_p]}
 
 
 def find(name: str) -> Path:
@@ -47,9 +53,9 @@ def find(name: str) -> Path:
 
 @functools.cache
 def client() -> SimpleNamespace:
-    """The functions ft_client_* of the client library, which ring.h describes, without that prefix.
+    """The functions ft_client_* of the client library, which ring.h and reads.h describe, without that prefix.
 
-    Waits and checksums release the GIL. The others take about a microsecond, and to get the GIL back from a busy
+    Waits, reads and checksums release the GIL. The others take about a microsecond, and to get the GIL back from a busy
     thread may take milliseconds.
     """
     path = str(find(CLIENT))
@@ -59,6 +65,8 @@ def client() -> SimpleNamespace:
         (ctypes.PyDLL(path), None, _CALLS),
         (library, c_int, _WAITS),
         (library, c_uint32, _PURE),
+        (library, c_int, _READS),
+        (library, c_void_p, _OPENS),
     ):
         for name, arguments in calls.items():
             functions[name] = function = getattr(lib, f"ft_client_{name}")
