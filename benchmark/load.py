@@ -34,6 +34,7 @@ from serving import Server  # noqa: E402
 
 from sglang_ft.experts.bank import BankPlan, ExpertPool, plan_banks  # noqa: E402
 from sglang_ft.experts.formats import LayerSpec, find_format  # noqa: E402
+from sglang_ft.weights import manifest  # noqa: E402
 from sglang_ft.weights.lazy import Reads  # noqa: E402
 from sglang_ft.weights.loading import Loading  # noqa: E402
 from sglang_ft.weights.manifest import CHUNK, DATA_OFFSET, EXPERTS  # noqa: E402
@@ -139,12 +140,19 @@ def timed(work: Callable[[ExpertPool], int | None], plan: BankPlan) -> tuple[flo
 
 def measure_reads(checkpoint: Path, folder: Path, plan: BankPlan, repeats: int) -> dict[str, float]:
     """Rates and shares of both ways, medians over the repeats; the most memory of all."""
-    experts = [(folder / EXPERTS, DATA_OFFSET)]
+    others = [(folder / name, 0) for name in manifest.read(folder).others]
+    converted = [(folder / EXPERTS, DATA_OFFSET), *others]
+    total = plan.nbytes + sum(path.stat().st_size for path, _ in others)
+
+    def load(pool: ExpertPool) -> int:
+        Loading(folder, pool).wait()  # which also checks the other files
+        return total
+
     stored = [(path, 0) for path in sorted(checkpoint.glob("*.safetensors"))]
     plain, ours, plain_stored, safetensors, beyond = [], [], [], [], []
     for _ in range(repeats):
-        plain.append(timed(lambda pool: plain_read(experts, pool), plan)[0])
-        rate, more = timed(lambda pool: Loading(folder, pool).wait(), plan)
+        plain.append(timed(lambda pool: plain_read(converted, pool), plan)[0])
+        rate, more = timed(load, plan)
         ours.append(rate)
         plain_stored.append(timed(lambda pool: plain_read(stored, pool), plan)[0])
         rate, also = timed(lambda pool: read_checkpoint(checkpoint, pool), plan)

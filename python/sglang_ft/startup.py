@@ -16,7 +16,7 @@ from sglang_ft import runtime
 _LAUNCHER, _SCHEDULER = "startup-launcher", "startup-scheduler"
 _START_TIME = 21 - 2  # field of /proc/PID/stat after the name, which may hold blanks
 
-_marks: list[tuple[str, float]] = []
+_marks: dict[str, list[tuple[str, float]]] = {_LAUNCHER: [], _SCHEDULER: []}
 
 
 class Phase(NamedTuple):
@@ -28,14 +28,15 @@ class Phase(NamedTuple):
 
 def mark(phase: str, in_scheduler: bool = False) -> None:
     """Says that a phase has just ended in this process."""
-    _marks.append((phase, _now()))
-    runtime.write(_SCHEDULER if in_scheduler else _LAUNCHER, marks=_marks)
+    process = _SCHEDULER if in_scheduler else _LAUNCHER
+    _marks[process].append((phase, _now()))
+    runtime.write(process, marks=_marks[process])
 
 
 def finish(phase: str) -> list[Phase]:
     """Ends the start with its last phase, in the launcher: all phases in order, which `GET /ft/startup` shows then."""
     mark(phase)
-    marks = [*_marks, *(tuple(m) for m in runtime.read(_SCHEDULER).get("marks", []))]
+    marks = [*_marks[_LAUNCHER], *(tuple(m) for m in runtime.read(_SCHEDULER).get("marks", []))]
     phases = phases_of(marks, launched_at())
     runtime.write("startup", **as_json(phases))
     return phases

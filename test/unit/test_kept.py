@@ -149,7 +149,7 @@ def test_a_keeper_that_hangs_delays_a_start_and_no_more(monkeypatch):
     os.kill(pid, signal.SIGSTOP)
     try:
         assert kept.take(IDENTITY, NBYTES, 600) is None
-        assert kept.pools() == [] and kept.idle_bytes() == 0 and kept.drop_idle() == 0
+        assert kept.pools() == [] and kept.usable_bytes() == 0 and kept.drop_idle() == 0
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: len(kept.pools()) == 1)
@@ -184,7 +184,7 @@ def test_a_folder_that_others_can_enter_is_not_used(own_folder, capsys):
     own_folder.mkdir(mode=0o755)
     os.chmod(own_folder, 0o755)
     assert kept.hand_over(full_pool(), IDENTITY, "model", NBYTES, 600) is None
-    assert kept.take(IDENTITY, NBYTES, 600) is None and kept.idle_bytes() == 0
+    assert kept.take(IDENTITY, NBYTES, 600) is None and kept.usable_bytes() == 0
     assert cli(["pool", "list"]) == 2
     assert "chmod 700" in capsys.readouterr().err
 
@@ -252,7 +252,7 @@ def test_the_command_lists_and_drops(capsys):
     assert cli(["pool", "list"]) == 0
     out = capsys.readouterr().out
     assert "used by 1 server  /models/qwen" in out and "for 10 more minutes  /models/glm" in out
-    assert kept.idle_bytes() == NBYTES
+    assert kept.usable_bytes() == NBYTES and kept.usable_bytes("/models/qwen") == 2 * NBYTES
     assert cli(["pool", "drop", "nothing"]) == 2
     assert "no such pool" in capsys.readouterr().err
     assert kept.drop_idle("/models/qwen") == 0 and kept.drop_idle("/models/glm") == NBYTES

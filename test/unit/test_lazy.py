@@ -151,6 +151,18 @@ def test_progress_counts_every_byte(folder):
     assert sum(counted) == sum(t.nbytes for t in TENSORS.values())
 
 
+def test_progress_says_where_the_bytes_went(folder):
+    told: list[tuple[int, int]] = []
+    reads = Reads(folder, lambda address, nbytes: told.append((address, nbytes)))
+    to = torch.zeros(3, *TENSORS["a"].shape[1:], dtype=torch.bfloat16)
+    to[1:].copy_(reads.tensor("a")[2:4])
+    reads.wait()
+    reads.close()
+    begin, total = to[1].data_ptr(), to[1:].nbytes
+    assert sum(n for _, n in told) == total
+    assert min(a for a, _ in told) == begin and max(a + n for a, n in told) == begin + total
+
+
 def test_what_no_file_has_is_none(reads):
     assert reads.tensor("nothing") is None
 

@@ -15,7 +15,7 @@ from sglang_ft.startup import Phase
 @pytest.fixture(autouse=True)
 def own_run(tmp_path, monkeypatch):
     monkeypatch.setenv(runtime.ENV, str(tmp_path))
-    monkeypatch.setattr(startup, "_marks", [])
+    monkeypatch.setattr(startup, "_marks", {name: [] for name in startup._marks})
 
 
 def test_phases_follow_one_another_whoever_named_them():

@@ -102,6 +102,17 @@ def test_what_is_done_with_a_read_may_fail(pool, file):
     good.result(timeout=60)
 
 
+def test_a_read_without_memory_for_it_ends(pool, file, monkeypatch):
+    def no_memory(nbytes):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfers, "aligned_buffer", no_memory)
+        with pytest.raises(OSError, match="memory"):
+            pool.submit_into_buffer(file, 0, 2 * BUFFER, lambda data: None).result(timeout=60)
+    pool.submit_into_buffer(file, 0, 100, lambda data: None).result(timeout=60)
+
+
 def test_close_ends_what_is_under_way_and_cancels_the_rest(pool, file):
     begun, go = threading.Semaphore(0), threading.Event()
 

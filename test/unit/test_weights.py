@@ -20,6 +20,7 @@ from sglang_ft.engine import convert as engine
 from sglang_ft.errors import FtError
 from sglang_ft.experts.bank import BankPlan, ExpertPool, plan_banks
 from sglang_ft.experts.formats import LayerSpec, find_format
+from sglang_ft.experts.registration import Registration, expert_borders
 from sglang_ft.weights import manifest, reader, transfers, writer
 from sglang_ft.weights.loading import Loading
 from sglang_ft.weights.manifest import DATA_OFFSET, EXPERTS, WeightsError
@@ -143,6 +144,40 @@ def test_every_bit_comes_back(convert, source):
     others = expected(folder)
     assert others.keys() == {name for name in want if not checkpoint.is_expert(name, LAYERS)}
     assert all(torch.equal(others[name], want[name]) for name in others)
+
+
+def test_each_piece_of_the_pool_is_pinned_once_it_is_full_and_not_before(convert, monkeypatch):
+    folder = convert()
+    plan = plan_banks([SPEC] * LAYERS)
+    pool = ExpertPool(plan)
+    want = load(folder).file.bytes
+    experts = sum(layer.spec.expert_bytes * layer.spec.num_experts for layer in plan.layers)
+    assert experts < plan.nbytes // 10, "these banks are mostly padding, so none is allowed for"
+    pinned = []
+
+    def pin(begin: int, end: int) -> str:
+        assert torch.equal(pool.file.bytes[begin:end], want[begin:end]), "it is full"
+        pinned.append((begin, end))
+        return ""
+
+    borders = expert_borders(plan, pool.file.size, piece=16384)
+    registration = Registration(borders, 0, pin, lambda begin, end: None)
+    Loading(folder, pool, filled=registration.filled).wait()
+    registration._executor.shutdown()
+    assert sorted(pinned) == list(zip(borders, borders[1:], strict=False)), "all before the end of loading"
+
+
+def test_experts_that_are_there_are_not_read_but_the_rest_is_checked(convert, monkeypatch):
+    folder = convert()
+    pool = ExpertPool(plan_banks([SPEC] * LAYERS))
+    Loading(folder, pool, experts=False).wait()
+    assert not pool.file.bytes.any()
+    path = folder / "others-00001-of-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match="others-00001"):
+        Loading(folder, pool, experts=False).wait()
 
 
 def test_the_folder_is_described_like_its_source(convert, source):

@@ -61,7 +61,7 @@ def scheduler_hooks(config: FtConfig) -> list[Hook]:
     found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving, on_gpu), *seeds.hooks()]
     found += control.scheduler_hooks(serving.change)
     found += fairness.hooks(fairness.DecodeTurns(config.decode_gap_ms / 1000))
-    found += loader.hooks(lambda: serving.reads)
+    found += loader.hooks(serving.reads)
     if not on_gpu:
         return [*cpu_platform.hooks(), *found]
     from sglang_ft.engine import gpu_experts, memory_guard

@@ -15,24 +15,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import psutil
 import torch
 from sglang.srt.configs.load_config import LoadFormat
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_ft import metrics, runtime, startup
+from sglang_ft import checkpoint, metrics, runtime, startup
 from sglang_ft.config import FtConfig
 from sglang_ft.engine.allocation import Allotment
 from sglang_ft.engine.hook import Hook
 from sglang_ft.engine.loader import LazyReads
 from sglang_ft.engine.moe import ExpertLayers, PooledMoEMethod
-from sglang_ft.errors import CheckpointError, FtError, MemoryBudgetError, WorkerError
+from sglang_ft.engine.pool import PoolSource
+from sglang_ft.errors import CheckpointError, FtError, WorkerError
 from sglang_ft.experts import synthetic
-from sglang_ft.experts.heat import HeatList
 from sglang_ft.memory import planner
-from sglang_ft.weights import kept, manifest, writer
-from sglang_ft.weights.loading import Loading
-from sglang_ft.worker import numa
 from sglang_ft.worker.memory import GIB
 from sglang_ft.worker.protocol import Isa, WorkerState
 from sglang_ft.worker.ring import Ring, RingSize
@@ -41,9 +37,6 @@ from sglang_ft.worker.topology import choose_cores, keep_off
 
 if TYPE_CHECKING:
     from sglang_ft.engine.gpu_experts import GpuExperts
-    from sglang_ft.experts.bank import BankPlan, ExpertPool
-    from sglang_ft.experts.registration import Registration
-    from sglang_ft.worker.memory import MemoryFile
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +56,7 @@ class ExpertServing:
         self.config = config
         self.on_gpu = on_gpu
         self.experts: ExpertLayers | None = None
-        self._loading: Loading | None = None
-        self.reads: LazyReads | None = None
-        self._identity = ""
-        self._folder: Path | None = None
-        self._registration: Registration | None = None
-        self._lease: kept.Lease | None = None
-        """Of a pool that stays in memory after this process."""
+        self.source: PoolSource | None = None
 
     def adopt(self, model: torch.nn.Module, folder: Path | None, num_layers: int) -> None:
         """Gives the experts of a freshly built model their pool; from a converted folder their loading starts now.
@@ -78,89 +65,25 @@ class ExpertServing:
 
         Raises CheckpointError, MemoryBudgetError.
         """
-        self._folder = folder
-        experts = ExpertLayers(model, self.on_gpu, lambda plan: self._take_kept(folder, plan))
+        source = PoolSource(self.config, self.on_gpu, folder, num_layers)
+        experts = ExpertLayers(model, self.on_gpu, source.take_kept)
         if not experts.layers:
             logger.info("No MoE layers: the model is served without an expert pool")
             return
-        size = experts.plan.nbytes / GIB
-        if self._lease is None:
-            self._check_memory(experts.plan.nbytes)
-            nodes = numa.memory_nodes()
-            if numa.spread(experts.pool.file.address, experts.pool.file.size, nodes):
-                logger.info("Expert pool: spread over %d memory nodes", len(nodes))
-            huge = experts.pool.file.allocate_huge()
-            share = 100 * huge / experts.pool.file.size
-            logger.info("Expert pool: %.2f GiB, %.0f %% of it in pages of 2 MiB", size, share)
-        else:
-            logger.info("Expert pool: %.2f GiB, kept from an earlier start, nothing of it is read", size)
-        self.experts = experts
-        filled = self._register(experts.pool) if self.on_gpu else lambda offset, nbytes: None
-        if folder is not None and manifest.is_converted(folder):
-            self._loading = Loading(folder, experts.pool, self._lease is None, filled)
-        if folder is not None and any(folder.glob("*.safetensors")):
-            self.reads = LazyReads(folder, num_layers, self._lease is None)
-            pool = range(experts.pool.file.address, experts.pool.file.address + experts.pool.file.size)
-            self.reads.filled = lambda at, nbytes: filled(at - pool.start, nbytes) if at in pool else None
+        source.begin(experts.pool)
+        self.experts, self.source = experts, source
 
-    def _register(self, pool: ExpertPool) -> Callable[[int, int], None]:
-        """CUDA pins the pool while it fills; returns what must be told of each part that is in place."""
-        from sglang_ft.engine import gpu_experts
-
-        self._registration = gpu_experts.begin_registration(pool)
-        if self._lease is not None:
-            self._registration.filled(0, pool.file.size)
-        return self._registration.filled
-
-    def _take_kept(self, folder: Path | None, plan: BankPlan) -> MemoryFile | None:
-        """The pool that an earlier server of the same model left, if it is to be kept at all."""
-        if folder is None or not self.config.keep_pool:
-            return None
-        self._identity = kept.identity(folder, plan)
-        taken = kept.take(self._identity, plan.nbytes, self.config.keep_pool * 60)
-        if taken is None:
-            kept.drop_idle(str(folder))  # of another state of the checkpoint
-            return None
-        file, self._lease = taken
-        return file
-
-    def _check_memory(self, nbytes: int) -> None:
-        reserve = int(self.config.ram_reserve_gib * GIB)
-        if nbytes + reserve > psutil.virtual_memory().available and (dropped := kept.drop_idle()):
-            logger.warning("%.2f GiB of kept expert pools dropped: memory is short", dropped / GIB)
-        free = psutil.virtual_memory().available
-        if nbytes + reserve > free:
-            raise MemoryBudgetError(
-                f"the expert pool needs {nbytes / GIB:.2f} GiB and must leave {reserve / GIB:.2f} GiB "
-                f"(--ft-ram-reserve-gib) of host memory free; {free / GIB:.2f} GiB are available"
-            )
-
-    def _seal(self, pool: ExpertPool) -> None:
-        """From now on nobody changes the pool; it is handed to a keeper if it is to stay."""
-        if not (self.on_gpu and self.config.keep_pool):
-            pool.seal()  # CUDA pins only what may be written, so the next server could not register a sealed pool
-        if self._identity and self._lease is None:
-            self._lease = kept.hand_over(
-                pool.file,
-                self._identity,
-                str(self._folder),
-                pool.plan.nbytes,
-                self.config.keep_pool * 60,
-            )
+    def reads(self) -> LazyReads | None:
+        """The checkpoint's tensors, while they are loaded."""
+        return self.source.reads if self.source else None
 
     def start(self, chunk_rows: int | None, model: str, export_metrics: bool) -> None:
         """Starts the worker once the pool is full. `chunk_rows`: the longest forward pass, in tokens."""
-        if self.experts is None:
+        if self.experts is None or self.source is None:
             return
-        if self._loading is not None:
-            self._loading.wait()
-        if self.reads is not None:
-            self.reads.wait()
-            self.reads.close()
-            logger.info("Weights read past the page cache: %.2f GiB", self.reads.nbytes / GIB)
-            self.reads = None
+        self.source.wait()
         startup.mark("weights", in_scheduler=True)
-        self._seal(self.experts.pool)
+        self.source.keep(self.experts.pool)
         layers = [layer.spec for layer in self.experts.plan.layers]
         rows = self.config.worker_max_rows or min(
             chunk_rows if chunk_rows and chunk_rows > 0 else _MAX_ROWS, _MAX_ROWS
@@ -190,7 +113,7 @@ class ExpertServing:
         )
         if self.on_gpu:
             keep_off(cores)
-            self.experts.gpu = self._put_on_gpu(self.experts, worker, len(cores))
+            self.experts.gpu = self._put_on_gpu(self.experts, self.source, worker, len(cores))
             startup.mark("expert cache and calibration", in_scheduler=True)
         if export_metrics:
             exporter = metrics.WorkerMetrics(model, self.experts.expert_tensor_bytes, len(cores))
@@ -204,7 +127,9 @@ class ExpertServing:
             args = (cache, self.experts.gpu)
             threading.Thread(target=_export_cache, args=args, name="ft-cache-metrics", daemon=True).start()
 
-    def _put_on_gpu(self, experts: ExpertLayers, worker: Supervisor, threads: int) -> GpuExperts:
+    def _put_on_gpu(
+        self, experts: ExpertLayers, source: PoolSource, worker: Supervisor, threads: int
+    ) -> GpuExperts:
         from sglang_ft.engine import gpu_experts
 
         specs = [layer.spec for layer in experts.plan.layers]
@@ -223,6 +148,7 @@ class ExpertServing:
             plan = planner.divide(mode, slots, *shape, gpu_experts.available_memory())
         else:
             plan = gpu_experts.settle(allotment, mode, slots, shape)
+        total = sum(spec.num_experts for spec in specs)
         gpu = gpu_experts.GpuExperts(
             experts.pool,
             worker,
@@ -231,12 +157,11 @@ class ExpertServing:
             threads,
             self.config,
             allotment,
-            self._registration,
-            self._heat_list(),
+            source.registration,
+            source.heat_list(total),
         )
         if allotment is not None and allotment.budget:
             gpu_experts.cap_memory(allotment.budget - plan.slots * specs[0].expert_bytes)
-        total = sum(spec.num_experts for spec in specs)
         logger.info(
             "Experts: %s, %d of %d in slots (%.2f GiB), prefill %s",
             plan.mode,
@@ -250,12 +175,6 @@ class ExpertServing:
             else "by the worker",
         )
         return gpu
-
-    def _heat_list(self) -> HeatList | None:
-        if not self.config.heat_list or self._folder is None or self.experts is None:
-            return None
-        total = sum(layer.spec.num_experts for layer in self.experts.plan.layers)
-        return HeatList(writer.identity_of_weights(self._folder), total)
 
     def fill_with_random(self, model: torch.nn.Module) -> None:
         """Weights for --load-format dummy: N(0, 0.02), norms 1, embeddings N(0, 1), routers as uneven as wanted."""
@@ -318,9 +237,9 @@ def hooks(serving: ExpertServing, refuse: Callable[[FtError], NoReturn]) -> list
         model: torch.nn.Module, model_config: Any, load_config: Any, *args: Any, **kwargs: Any
     ) -> None:
         files = load_config.load_format in (LoadFormat.AUTO, LoadFormat.SAFETENSORS)
-        folder = Path(model_config.model_path) if files else None
         startup.mark("model", in_scheduler=True)
         try:
+            folder = checkpoint.locate(model_config.model_path, model_config.revision) if files else None
             serving.adopt(model, folder, model_config.num_hidden_layers)
         except FtError as e:
             refuse(e)

@@ -166,7 +166,7 @@ def _check(config: FtConfig, on_gpu: bool, args: Any) -> tuple[EarlyServer, Mode
         summary = checkpoint.summarize_config(folder)
     else:
         summary = checkpoint.summarize(folder, needs_tokenizer=not own_tokenizer)
-    available = preflight.available_memory() + kept.idle_bytes()
+    available = preflight.available_memory() + kept.usable_bytes(str(folder) if config.keep_pool else None)
     dtype = summary.experts_dtype(args.dtype)
     preflight.run(
         lambda: preflight.check_memory(

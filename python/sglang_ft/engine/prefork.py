@@ -26,6 +26,8 @@ _ENVIRONMENT = "environment"
 
 def start() -> None:
     """Starts the forking process; it imports while this one goes on."""
+    if multiprocessing.get_start_method(allow_none=True) == "fork":
+        return  # whoever started this process has imported everything already
     # prometheus_client decides at import whether several processes count together.
     if _METRICS not in os.environ:
         folder = Path(os.environ[runtime.ENV]) / "metrics"

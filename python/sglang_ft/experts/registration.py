@@ -101,7 +101,7 @@ class Registration:
     def finish(self) -> tuple[int, str]:
         """Pins what is left, in order. Returns how many pieces from the first on are pinned, and why no more.
 
-        Later pieces that were pinned before an earlier one failed are given back.
+        Later pieces that were pinned before an earlier one failed are given back, and it is tried once more.
         """
         with self._lock:
             for piece in range(len(self._missing)):
@@ -110,8 +110,10 @@ class Registration:
         whys = {piece: future.result() for piece, future in self._started.items()}
         self._executor.shutdown()
         good = next((p for p in range(len(self._missing)) if whys.get(p, "not tried")), len(self._missing))
-        for piece, why in whys.items():
-            if piece > good and not why:
-                self._unpin(*self._pieces[piece])
         reasons = [why for why in whys.values() if why and why != "not tried"]
+        later = [piece for piece, why in whys.items() if piece > good and not why]
+        for piece in later:
+            self._unpin(*self._pieces[piece])
+        while later and good < len(self._missing) and not self._pin(*self._pieces[good]):
+            good += 1
         return good, reasons[0] if reasons else ""

@@ -116,10 +116,10 @@ def drop_idle(model: str | None = None) -> int:
     return 0
 
 
-def idle_bytes() -> int:
-    """Host memory of pools that no server uses: it is as good as free."""
+def usable_bytes(model: str | None = None) -> int:
+    """Host memory of pools that no server uses, which is as good as free, and of `model`'s, which can be shared."""
     with contextlib.suppress(OSError):
-        return sum(pool.nbytes for pool in pools() if not pool.servers)
+        return sum(pool.nbytes for pool in pools() if not pool.servers or pool.model == model)
     return 0
 
 

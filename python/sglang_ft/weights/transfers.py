@@ -131,9 +131,8 @@ class Transfers:
                     ended = True
                 elif self._closed:
                     read.future.cancel()
-                else:
+                elif (to := self._place(read, buffers, free[-1])) is not None:
                     slot = free.pop()
-                    to = read.to if read.to is not None else self._buffer(buffers, slot, read.nbytes)
                     under_way[slot] = read, to
                     way.begin(slot, read.file, read.offset, to)
             if under_way:
@@ -142,12 +141,19 @@ class Transfers:
                 free.append(slot)
         way.close()
 
-    def _buffer(self, buffers: dict[int, torch.Tensor], slot: int, nbytes: int) -> torch.Tensor:
-        if nbytes > self._buffer_bytes:
-            return aligned_buffer(nbytes)
-        if slot not in buffers:
-            buffers[slot] = aligned_buffer(self._buffer_bytes)
-        return buffers[slot][:nbytes]
+    def _place(self, read: _Read, buffers: dict[int, torch.Tensor], slot: int) -> torch.Tensor | None:
+        """Where a read goes; None if there is no memory for it, which ends it."""
+        if read.to is not None:
+            return read.to
+        try:
+            if read.nbytes > self._buffer_bytes:
+                return aligned_buffer(read.nbytes)
+            if slot not in buffers:
+                buffers[slot] = aligned_buffer(self._buffer_bytes)
+        except (OSError, MemoryError) as e:
+            read.future.set_exception(e)
+            return None
+        return buffers[slot][: read.nbytes]
 
     def _finish(self, read: _Read, to: torch.Tensor, failure: BaseException | None) -> None:
         try:
