@@ -37,11 +37,13 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
 def scheduler_hooks(config: FtConfig) -> list[Hook]:
     """All hooks of the scheduler process, for a GPU unless the CPU platform is active."""
     from sglang_ft.engine import control, cpu_platform, experts, loader, scheduler, seeds
+    from sglang_ft.engine.anchors import serving as anchors
 
     on_gpu = cpu_platform.activate() is None
     serving = experts.ExpertServing(config, on_gpu)
     found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving, on_gpu), *seeds.hooks()]
     found += control.scheduler_hooks(serving.change)
+    found += anchors.hooks(anchors.AnchorServing(config))
     found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")), lambda: serving.reads)
     if not on_gpu:
         return [*cpu_platform.hooks(), *found]
