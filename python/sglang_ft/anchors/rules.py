@@ -24,11 +24,11 @@ class Kind(StrEnum):
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
     MARKER = "marker"  # a marker that the user added
-    OTHER = "other"  # no anchor: the end of a prefill chunk or of an answer
+    OTHER = "other"  # no anchor: the end of a prefill chunk
 
 
 TURNS = frozenset({Kind.USER, Kind.ASSISTANT, Kind.TOOL_RESULT})
-_LEVELS = {Kind.SYSTEM: 3, Kind.USER: 2, Kind.ASSISTANT: 2, Kind.PROMPT: 2, Kind.MARKER: 2, Kind.OTHER: 2}
+_LEVELS = {Kind.SYSTEM: 3, Kind.USER: 2, Kind.ASSISTANT: 2, Kind.PROMPT: 2, Kind.MARKER: 2}
 
 
 def level(kind: Kind) -> int:

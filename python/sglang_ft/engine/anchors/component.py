@@ -42,7 +42,8 @@ class AnchorComponent(MambaComponent):
         self, req: Any, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
         kept = kept_of(req)
-        self._kind = Kind.PROMPT if token_ids_len == len(req.origin_input_ids) else Kind.OTHER
+        at_end = token_ids_len == len(req.full_untruncated_fill_ids)
+        self._kind = Kind.ASSISTANT if is_finished else Kind.PROMPT if at_end else Kind.OTHER
         main = self._take_main(req, kept, token_ids_len)
         if main is None:
             if self._on_host and not self._live_state_is_good(req):
