@@ -133,7 +133,7 @@ HARNESSES: dict[str, Callable[[], Callable[[list[Message]], list[Message]]]] = {
 
 
 def requests(name: str, seed: int, sizes: Sizes) -> Iterator[list[Message]]:
-    """The conversations that a harness sends, one a turn, without end; a second agent works between the first's turns."""
+    """The conversations that a harness sends, one a turn, without end; a second agent works in between."""
     view = HARNESSES[name]()
     first, second = Session(seed, sizes), Session(seed + 1000, sizes)
     while True:

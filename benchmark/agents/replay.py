@@ -111,7 +111,7 @@ def summary(turns: dict[str, list[Turn]]) -> dict[str, float]:
 
 
 def overheads(ours: Client, stock: Client, tokenizer: Any, rounds: int) -> dict[str, float]:
-    """Time of prefill and decode where nothing is reused, ours over SGLang's, less one: medians of turns taken in turn."""
+    """Time of prefill and decode without reuse, ours over SGLang's, less one: medians, the servers take turns."""
     times: dict[str, list[float]] = {"ours": [], "stock": [], "ours_decode": [], "stock_decode": []}
     for i in range(rounds + 1):
         session = harnesses.Session(10_000 + i, harnesses.Sizes())
@@ -154,10 +154,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             metrics |= overheads(Client(ours.url), Client(stock.url), tokenizer, args.rounds)
         for prefix, server in (("", ours), ("stock_", stock)):
             client = Client(server.url)
-            turns = {
-                name: replay(client, tokenizer, name, seed, args.tokens, args.turns)
-                for seed, name in enumerate(args.harness)
-            }
+            turns = {}
+            for seed, name in enumerate(args.harness):
+                turns[name] = replay(client, tokenizer, name, seed, args.tokens, args.turns)
+                print(prefix + name, summary({name: turns[name]}), flush=True)
             found = summary(turns)
             metrics |= {prefix + name: value for name, value in found.items()}
             print(prefix or "ours", {k: round(v, 4) for k, v in found.items()}, flush=True)

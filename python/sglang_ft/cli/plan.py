@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
         args.requests,
         args.chunk,
         int(config.ram_reserve_gib * planner.GIB),
+        config.anchor_states,
     )
     plan = planner.plan(model, memory, machine, wishes)
     plan = dataclasses.replace(plan, problems=(*problems, *plan.problems))

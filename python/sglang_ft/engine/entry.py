@@ -43,7 +43,7 @@ def scheduler_hooks(config: FtConfig) -> list[Hook]:
     serving = experts.ExpertServing(config, on_gpu)
     found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving, on_gpu), *seeds.hooks()]
     found += control.scheduler_hooks(serving.change)
-    found += anchors.hooks(anchors.AnchorServing(config))
+    found += anchors.hooks(anchors.AnchorServing(config), on_gpu)
     found += loader.hooks(int(os.environ.get("SGLANG_FT_CHECKPOINT_BYTES", "0")), lambda: serving.reads)
     if not on_gpu:
         return [*cpu_platform.hooks(), *found]

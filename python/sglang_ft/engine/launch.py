@@ -193,10 +193,13 @@ def _serve(config: FtConfig, server_args: Any, early: EarlyServer) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
+    from sglang_ft.anchors import find
     from sglang_ft.engine import control, entry, install, requests, responses, routes
+    from sglang_ft.engine.anchors import turns
 
     try:
         found = [*routes.hooks(early), *requests.hooks(), *responses.hooks(), *control.main_hooks()]
+        found += turns.hooks() if config.anchors != find.OFF and not server_args.skip_tokenizer_init else []
         install.install(found)
         http_server.launch_server(server_args, run_scheduler_process_func=entry.run_scheduler_process)
     except Exception as e:

@@ -70,6 +70,7 @@ class Wishes:
     requests: int = 0
     chunk: int = 0
     ram_reserve: int = 2 * GIB
+    anchor_states: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,14 @@ def divide(
     return GpuPlan(mode, slots, buffers) if slots else GpuPlan("cpu", 0, False)
 
 
+def recurrent_slots(free: int, state: int, running: int, a_request: int, anchors: int, share: float) -> int:
+    """Recurrent states to make room for: `a_request` for each running one, and `anchors` for prefixes.
+
+    At most `share` of the `free` bytes, of which prefixes give way first; at least one running request's four.
+    """
+    return max(4, min(running * a_request + anchors, int(free * share) // state))
+
+
 def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wishes) -> MemoryPlan:
     """The plan for a MoE model. Never raises for what does not fit: `problems` has all of it."""
     problems: list[Problem] = []
@@ -184,7 +193,7 @@ def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wis
                 f"--context {model.context_length}",
             )
         )
-    states = _STATES_A_REQUEST * requests * memory.state
+    states = (_STATES_A_REQUEST * requests + wishes.anchor_states) * memory.state
     base = [
         Item("dense weights", "gpu", model.other_bytes),
         Item("CUDA and libraries", "gpu", _CUDA),
@@ -312,7 +321,11 @@ def _without_gpu(
     items = [
         *_host_items(model, wishes),
         Item("dense weights", "host", model.other_bytes),
-        Item("recurrent states", "host", _STATES_A_REQUEST * requests * memory.state),
+        Item(
+            "recurrent states",
+            "host",
+            (_STATES_A_REQUEST * requests + wishes.anchor_states) * memory.state,
+        ),
         Item("activations of a chunk", "host", _activations(memory, chunk, requests)),
         Item("KV cache", "host", math.ceil(context * memory.kv_token)),
     ]

@@ -44,34 +44,40 @@ class AnchorComponent(MambaComponent):
         kept = kept_of(req)
         at_end = token_ids_len == len(req.full_untruncated_fill_ids)
         self._kind = Kind.ASSISTANT if is_finished else Kind.PROMPT if at_end else Kind.OTHER
-        main = self._take_main(req, kept, token_ids_len)
+        good = self._live_state_is_good(req)
+        main = self._take_main(req, kept, token_ids_len, good)
         if main is None:
-            if self._on_host and not self._live_state_is_good(req):
+            if not good:
                 return 0
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         self._kind = main.kind
         insert_params.mamba_value = self._as_value(main.slot)
         return main.position
 
-    def _take_main(self, req: Any, kept: Kept | None, end: int) -> Held | None:
-        """Where SGLang tracks one coarse position of a request, the last held state may lie after it."""
-        if kept is None or not self.cache.enable_mamba_extra_buffer:
+    def _take_main(self, req: Any, kept: Kept | None, end: int, good: bool) -> Held | None:
+        """The last held state, where SGLang has none or only a coarse one to put at the end of what is inserted."""
+        if kept is None or (good and not self.cache.enable_mamba_extra_buffer):
             return None
-        tracked = req.mamba_last_track_seqlen or 0
-        usable = [h for h in kept.held if tracked < h.position <= end and self._fits_pages(h.position)]
-        if not usable:
-            return None
-        kept.main = max(usable, key=lambda h: h.position)
-        kept.held.remove(kept.main)
-        if self._on_host and not finite(self.cache.req_to_token_pool.mamba_pool, kept.main.slot):
-            self.metrics.refused()
-            self.pool.give_back(kept.main.slot)
-            kept.main = None
-        return kept.main
+        tracked = (req.mamba_last_track_seqlen or 0) if good else 0
+        for held in sorted(kept.held, key=lambda h: -h.position):
+            if tracked < held.position <= end and self._fits_pages(held.position):
+                kept.held.remove(held)
+                if self._is_good(held):
+                    kept.main = held
+                    return held
+        return None
+
+    def _is_good(self, held: Held) -> bool:
+        """Gives a bad state's slot back. On a GPU states are looked at when they are first asked for."""
+        if not self._on_host or finite(self.cache.req_to_token_pool.mamba_pool, held.slot):
+            return True
+        self.metrics.refused()
+        self.pool.give_back(held.slot)
+        return False
 
     def _live_state_is_good(self, req: Any) -> bool:
         """The tree is about to get the state that the request computes with."""
-        if self.cache.enable_mamba_extra_buffer or req.mamba_pool_idx is None:
+        if not self._on_host or self.cache.enable_mamba_extra_buffer or req.mamba_pool_idx is None:
             return True
         good = finite(self.cache.req_to_token_pool.mamba_pool, req.mamba_pool_idx.view(1))
         if not good:
@@ -143,9 +149,7 @@ class AnchorComponent(MambaComponent):
         kept.held = waiting
 
     def _insert_one(self, held: Held, params: InsertParams) -> None:
-        if self._on_host and not finite(self.cache.req_to_token_pool.mamba_pool, held.slot):
-            self.metrics.refused()
-            self.pool.give_back(held.slot)
+        if not self._is_good(held):
             return
         value = self._as_value(held.slot)
         self._kind = held.kind

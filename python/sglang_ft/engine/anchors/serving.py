@@ -11,6 +11,7 @@ import torch
 from sglang.kernels.ops.mamba import mamba_state_scatter_triton
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.plugins.hook_registry import HookType
+from sglang.srt.runtime_context import get_context, get_schedule
 
 from sglang_ft.anchors import find
 from sglang_ft.config import FtConfig
@@ -26,9 +27,14 @@ from sglang_ft.engine.anchors.prefill import (
     store_inputs,
 )
 from sglang_ft.engine.hook import Hook
+from sglang_ft.memory.planner import recurrent_slots
 from sglang_ft.metrics import AnchorMetrics
 
 logger = logging.getLogger(__name__)
+
+# With --ft-anchor-states on a GPU: requests that run at once unless the user says so; states of each (the live one,
+# two that SGLang tracks in turn and two of decode.py); and how much of what is free states may take.
+_RUNNING, _STATES_A_REQUEST, _STATES_SHARE = 8, 5, 0.5
 
 
 class AnchorServing:
@@ -109,6 +115,25 @@ class AnchorServing:
             scan.block,
             find.describe(rules),
         )
+
+    def profile_available_bytes(
+        self, original: Callable, configurator: Any, pre_model_load_memory: int
+    ) -> int:
+        """Around SGLang's division of a GPU's memory: as many states as --ft-anchor-states asks for."""
+        config, schedule = configurator.mambaish_config, get_schedule()
+        if config is not None and self.config.anchor_states and schedule.max_mamba_cache_size is None:
+            from sglang_ft.engine.gpu_experts import available_memory
+
+            states = recurrent_slots(
+                available_memory(),
+                config.mamba2_cache_params.mamba_cache_per_req,
+                schedule.max_running_requests or _RUNNING,
+                _STATES_A_REQUEST,
+                self.config.anchor_states,
+                _STATES_SHARE,
+            )
+            get_context().override("sglang_ft.anchors", max_mamba_cache_size=states)
+        return original(configurator, pre_model_load_memory)
 
     # ---- around batches, passes and results ----
 
@@ -214,8 +239,8 @@ def _parser_markers(server_args: Any) -> list:
     return parser_markers(server_args.reasoning_parser, server_args.tool_call_parser)
 
 
-def hooks(serving: AnchorServing) -> list[Hook]:
-    """Hooks for the scheduler process."""
+def hooks(serving: AnchorServing, on_gpu: bool) -> list[Hook]:
+    """Hooks for the scheduler process. Without a GPU the CPU platform sizes the pool of states."""
 
     def tokenizer_made(result: None, scheduler: Any) -> None:
         serving.tokenizer = scheduler.tokenizer
@@ -288,6 +313,10 @@ def hooks(serving: AnchorServing) -> list[Hook]:
         )
     mamba2 = f"{attention}.hybrid_linear_attn_backend.Mamba2AttnBackend.init_forward_metadata"
     found.append(Hook(mamba2, HookType.AFTER, metadata_made, "(self, forward_batch)"))
+    if on_gpu:
+        target = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes"
+        sized = serving.profile_available_bytes
+        found.append(Hook(target, HookType.AROUND, sized, "(self, pre_model_load_memory)"))
     return [*found, short_conv_hook(serving)]
 
 
