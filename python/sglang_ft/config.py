@@ -96,6 +96,21 @@ class FtConfig:
         False,
         "decode steps can note when their parts began and ended: POST /ft/experts switches it on, GET shows it",
     )
+    anchors: str = setting(
+        "auto",
+        "where states of recurrent layers are kept for the next turn; auto: at the borders of turns, thinking, tool "
+        "calls and tool results that the chat template writes; more markers to add, with a leading - to remove, "
+        "with commas between them; off: only where SGLang keeps them",
+        like="auto, off, or markers with commas between them",
+        pattern=".*",
+    )
+    anchor_states: int = setting(
+        0,
+        "states of recurrent layers beside those of running requests; 0: what memory is given to them",
+        "states",
+        low=0,
+        high=100_000,
+    )
     dummy_locality: float = setting(
         0.0,
         "with --load-format dummy: how uneven routers are; 0.5: about 15 % misses with slots for a third of 256",

@@ -68,6 +68,43 @@ def _gauge(name: str, help: str, model: str) -> Gauge:
     return gauge.labels(model_name=model)
 
 
+class AnchorMetrics:
+    """Counts states of recurrent layers by the kind of their anchor; `model` None: counts nothing."""
+
+    def __init__(self, model: str | None) -> None:
+        self._model = model
+        if model is None:
+            return
+        from prometheus_client import Counter
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"sglang_ft_{name}", help, ["model_name", *labels])
+
+        self._kept = counter("anchor_states_kept", "states stored in the prefix cache", "kind")
+        self._reused = counter("anchor_states_reused", "requests that began from a stored state", "kind")
+        self._tokens = counter("anchor_reused_tokens", "prompt tokens before those states", "kind")
+        self._dropped = counter("anchor_states_dropped", "states dropped to make room", "kind")
+        self._refused = counter("anchor_states_refused", "states with NaN or infinity, not stored")
+
+    def kept(self, kind: str) -> None:
+        self._count("_kept", kind)
+
+    def reused(self, kind: str, tokens: int) -> None:
+        self._count("_reused", kind)
+        self._count("_tokens", kind, tokens)
+
+    def dropped(self, kind: str) -> None:
+        self._count("_dropped", kind)
+
+    def refused(self) -> None:
+        if self._model is not None:
+            self._refused.labels(model_name=self._model).inc()
+
+    def _count(self, name: str, kind: str, amount: int = 1) -> None:
+        if self._model is not None:
+            getattr(self, name).labels(model_name=self._model, kind=str(kind)).inc(amount)
+
+
 class CacheMetrics:
     """Exports the counters of the expert cache, and says now and then in words how it does."""
 

@@ -29,6 +29,9 @@ COMMANDS = {
     "convert": Command("sglang_ft.cli.convert", "convert a checkpoint for loading at the speed of the disk"),
     "verify": Command("sglang_ft.cli.verify", "check every byte of a converted checkpoint"),
     "pool": Command("sglang_ft.cli.pool", "list or drop expert pools that --ft-keep-pool left in memory"),
+    "anchors": Command(
+        "sglang_ft.cli.anchors", "show where a conversation's recurrent states are kept for the next turn"
+    ),
     "doctor": Command("sglang_ft.cli.doctor", "check this machine; each problem comes with its cure"),
     "bench": Command(
         "sglang_ft.cli.bench", "replay route traces through the expert cache; write synthetic ones"

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
         context=args.context,
         requests=args.requests,
         chunk=args.chunk,
+        states=config.anchor_states,
         ram_reserve=int(config.ram_reserve_gib * planner.GIB),
     )
     plan = planner.plan(model, memory, machine, wishes)

@@ -83,6 +83,7 @@ def plan(config: FtConfig, args: argparse.Namespace, summary: ModelSummary) -> t
         requests=args.max_running_requests or 0,
         chunk=max(args.chunked_prefill_size or 0, 0),
         kv_tokens=args.max_total_tokens or 0,
+        states=config.anchor_states,
     )
     made = planner.plan(summary, memory, machine, wishes)
     if not made.fits:

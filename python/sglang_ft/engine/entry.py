@@ -55,11 +55,13 @@ def prepare() -> None:
 def scheduler_hooks(config: FtConfig) -> list[Hook]:
     """All hooks of the scheduler process, for a GPU unless the CPU platform is active."""
     from sglang_ft.engine import control, cpu_platform, experts, fairness, loader, scheduler, seeds
+    from sglang_ft.engine.anchors import serving as anchors
 
     on_gpu = cpu_platform.activate() is None
     serving = experts.ExpertServing(config, on_gpu)
     found = [*experts.hooks(serving, _refuse), *scheduler.hooks(serving, on_gpu), *seeds.hooks()]
     found += control.scheduler_hooks(serving.change)
+    found += anchors.hooks(anchors.AnchorServing(config), on_gpu)
     found += fairness.hooks(fairness.DecodeTurns(config.decode_gap_ms / 1000))
     found += loader.hooks(serving.reads)
     if not on_gpu:

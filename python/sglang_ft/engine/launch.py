@@ -73,7 +73,9 @@ def launch(argv: Sequence[str]) -> None:
             _check_parallelism(server_args)
             _check_graphs(server_args)
         startup.mark("flags and imports of SGLang")
-        _serve(server_args, early, on_gpu, summary.context_length if on_gpu and summary.is_moe else None)
+        _serve(
+            config, server_args, early, on_gpu, summary.context_length if on_gpu and summary.is_moe else None
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -216,15 +218,18 @@ def _start_forking() -> None:
     prefork.start()
 
 
-def _serve(server_args: Any, early: EarlyServer, on_gpu: bool, longest: int | None) -> None:
+def _serve(config: FtConfig, server_args: Any, early: EarlyServer, on_gpu: bool, longest: int | None) -> None:
     """`longest`: context length of a model that runs its longest pass once at the start."""
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils import kill_process_tree
 
+    from sglang_ft.anchors import find
     from sglang_ft.engine import control, entry, install, prefork, requests, responses, routes, warmup
+    from sglang_ft.engine.anchors import turns
 
     try:
         found = [*routes.hooks(early), *requests.hooks(), *responses.hooks(), *control.main_hooks()]
+        found += turns.hooks() if config.anchors != find.OFF and not server_args.skip_tokenizer_init else []
         if longest is not None:
             found += warmup.hooks(longest)
         if not on_gpu:

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import HTTPException
 from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_ft.api import errors, request_checks
+from sglang_ft.api import client_headers, errors, request_checks
 from sglang_ft.api.stream_refusals import REFUSAL
 from sglang_ft.engine.hook import Hook
 
@@ -59,7 +59,7 @@ async def _json(original: Callable, request: Any) -> Any:
         request_checks.check_body(body)
     except ValueError as e:
         raise HTTPException(400, str(e)) from e
-    return body
+    return client_headers.without_volatile_lines(body)
 
 
 def _before_samples(request: Any) -> None:

@@ -194,6 +194,14 @@ def buffer_group(slots: int, num_experts: int) -> int:
     return 0
 
 
+def recurrent_slots(free: int, state: int, running: int, a_request: int, anchors: int, share: float) -> int:
+    """Recurrent states to make room for: `a_request` for each running one, and `anchors` for prefixes.
+
+    At most `share` of the `free` bytes, of which prefixes give way first; at least one running request's four.
+    """
+    return max(4, min(running * a_request + anchors, int(free * share) // state))
+
+
 def plan(model: ModelSummary, memory: ModelMemory, machine: Machine, wishes: Wishes) -> MemoryPlan:
     """The plan for a MoE model. Never raises for what does not fit: `problems` has all of it."""
     problems: list[Problem] = []

@@ -12,8 +12,9 @@ ATTENTION_BACKEND = "ft_cpu"
 # Tokens of KV cache when memory allows; more would only be committed and never filled by one machine.
 MAX_TOTAL_TOKENS = 131072
 MAX_RUNNING_REQUESTS = 64
-# Recurrent states: three a running request (SGLang's own rule) and as many again for cached prefixes.
-MAX_RECURRENT_STATES = 6 * MAX_RUNNING_REQUESTS
+# Recurrent states: three a running request (SGLang's own rule), and those of prefixes.
+STATES_A_REQUEST = 3
+ANCHOR_STATES = 192
 
 SERVER_ARGS: dict[str, Any] = {
     "device": "cpu",

@@ -6,29 +6,36 @@ cache needs no rule of its own: `max_total_tokens` bounds it, and SGLang lowers 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 from sglang.srt.runtime_context import get_context, get_schedule
 
-from sglang_ft.engine.cpu_platform.defaults import MAX_RECURRENT_STATES
+from sglang_ft.config import FtConfig
+from sglang_ft.engine.cpu_platform.defaults import (
+    ANCHOR_STATES,
+    MAX_RUNNING_REQUESTS,
+    STATES_A_REQUEST,
+)
+from sglang_ft.memory.planner import recurrent_slots
 
 # Share of the free memory that recurrent states may take; the KV cache lives in the rest.
 STATES_SHARE = 0.25
-
-
-def recurrent_states(free_bytes: int, state_bytes: int, most: int = MAX_RECURRENT_STATES) -> int:
-    """States that fit their share of `free_bytes`, at most `most`; at least one running request's four."""
-    return max(4, min(most, int(free_bytes * STATES_SHARE) // state_bytes))
 
 
 def profile_available_bytes(original: Callable, configurator: Any, pre_model_load_memory: int) -> int:
     """Around KVCacheConfigurator._profile_available_bytes: sets the number of states if the user did not."""
     config = configurator.mambaish_config
     if config is not None and get_schedule().max_mamba_cache_size is None:
-        states = recurrent_states(
-            psutil.virtual_memory().available, config.mamba2_cache_params.mamba_cache_per_req
+        states = recurrent_slots(
+            psutil.virtual_memory().available,
+            config.mamba2_cache_params.mamba_cache_per_req,
+            get_schedule().max_running_requests or MAX_RUNNING_REQUESTS,
+            STATES_A_REQUEST,
+            FtConfig.inherited(os.environ).anchor_states or ANCHOR_STATES,
+            STATES_SHARE,
         )
         get_context().override("sglang_ft.cpu_platform", max_mamba_cache_size=states)
     return original(configurator, pre_model_load_memory)
