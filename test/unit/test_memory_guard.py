@@ -113,4 +113,8 @@ def test_the_hooks_of_a_gpu_are_written_for_this_sglang():
     hooks = [*gpu_experts.hooks(lambda: None), *memory_guard.hooks(lambda: None)]
     for hook in hooks:
         check_signature(hook)
-    assert len(hooks) == 6
+    assert {hook.target.rpartition(".")[2] for hook in hooks} >= {
+        "forward",
+        "_forward_raw",
+        "init_cuda_graphs",
+    }
