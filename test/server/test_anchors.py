@@ -131,20 +131,19 @@ def test_reuse_is_visible_by_kind_and_in_every_api(
 
 
 def test_a_turn_that_comes_back_as_text_is_found_again(demo_server: Server) -> None:
-    """What the model sampled, thinking and all, then the next question."""
+    """What the model sampled comes back with its thinking, written anew by the template, before a tool's result."""
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "What is the capital of the largest country?"}
     ]
     body = {"model": "m", "messages": messages, "max_tokens": 200, "temperature": 0}
     reply = httpx.post(demo_server.url + "/v1/chat/completions", json=body, timeout=120).json()
     turn, usage = reply["choices"][0]["message"], reply["usage"]
-    assert reply["choices"][0]["finish_reason"] in ("stop", "tool_calls")
-    call = {"role": "tool", "content": "12", "tool_call_id": "x"} if turn.get("tool_calls") else None
-    messages += [turn, call or {"role": "assistant", "content": "more"}]
+    assert turn["reasoning_content"] and reply["choices"][0]["finish_reason"] != "length"
+    messages += [turn, {"role": "tool", "content": "12", "tool_call_id": "x"}]
     again = httpx.post(demo_server.url + "/v1/chat/completions", json=body, timeout=120).json()["usage"]
     # All of the answer but its last token, which was never fed.
     known = usage["prompt_tokens"] + usage["completion_tokens"] - 1
-    assert again["prompt_tokens_details"]["cached_tokens"] >= known - 1
+    assert again["prompt_tokens_details"]["cached_tokens"] == known
 
 
 def random_edit(rng: random.Random, blocks: list[list[int]]) -> list[list[int]]:
@@ -190,12 +189,12 @@ def test_random_edits_on_a_gpus_strategy_match_transformers(tiny_checkpoint: Cal
         env={"PYTHONPATH": os.pathsep.join(paths)},
     ) as server:
         conversations, cached = [[block(rng)] for _ in range(2)], 0
-        for _ in range(8):
+        for _ in range(5):
             conversations = [random_edit(rng, c) for c in conversations]
             prompts = [[i for b in c for i in b] for c in conversations]
             answers = family_check.ask(server.url, prompts, new_tokens=rng.choice([1, 6]), of_prompt=False)
             worst = reference.compare_all(answers, 5e-4)
             assert worst.wrong_tokens == 0 and worst.max_error < 5e-4, worst
             cached += sum(a.cached_tokens for a in answers)
-        assert cached > 1000
+        assert cached > 400
         assert server.health().status_code == 200, "SGLang ends a server that has lost a slot"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_ft.anchors.turns import TurnMemory
 from sglang_ft.api.client_headers import without_volatile_lines
+from sglang_ft.engine.anchors.turns import ChatPrompt, Turns
 
 START, END, THINK, ENDTHINK, CALL, ENDCALL = range(1000, 1006)
 SPECIAL = {START: "<s>", END: "<e>", THINK: "<t>", ENDTHINK: "</t>", CALL: "<c>", ENDCALL: "</c>"}
@@ -149,3 +152,56 @@ def test_a_billing_line_does_not_change_the_prompt(n):
 def test_everything_else_stays_as_it_is(body):
     before = json.dumps(body)
     assert without_volatile_lines(body) == body and json.dumps(body) == before
+
+
+class Tokenizer:
+    def decode(self, ids, **options):
+        return decode(ids)
+
+    def get_added_vocab(self):
+        return {text: i for i, text in SPECIAL.items()}
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("leaves_early", [False, True])
+def test_an_answer_is_remembered_however_it_is_read(incremental, leaves_early):
+    """Who wants no stream takes the one output and never comes to the generator's end."""
+    outputs = [([THINK, 97], None), ([THINK, 97, END], {"type": "stop"})]
+    if incremental:
+        outputs = [([THINK, 97], None), ([END], {"type": "stop"})]
+    manager = SimpleNamespace(incremental_streaming_output=incremental, tokenizer=Tokenizer())
+    request = SimpleNamespace(input_ids=ChatPrompt([START, 98]))
+
+    async def original(manager, obj, request):
+        for ids, reason in outputs:
+            yield {"output_ids": ids, "meta_info": {"finish_reason": reason}}
+
+    async def read(turns):
+        answers = turns.generated(original, manager, request)
+        for _ in outputs:
+            await anext(answers)
+        if leaves_early:
+            await answers.aclose()
+        else:
+            assert [more async for more in answers] == []
+
+    turns = Turns()
+    asyncio.run(read(turns))
+    assert turns.memory(manager.tokenizer).splice([START, 98, THINK, 97, 32, END]) == [
+        START,
+        98,
+        THINK,
+        97,
+        END,
+    ]
+
+
+def test_what_is_no_chat_prompt_or_was_cut_off_is_not_remembered():
+    turns = Turns()
+    manager = SimpleNamespace(incremental_streaming_output=False, tokenizer=Tokenizer())
+    done = {"output_ids": [THINK, 97], "meta_info": {"finish_reason": {"type": "stop"}}}
+    turns._remember(manager, SimpleNamespace(input_ids=[START, 98]), done, [])
+    turns._remember(manager, SimpleNamespace(input_ids=ChatPrompt([START, 98])), None, [])
+    running = {**done, "meta_info": {"finish_reason": None}}
+    turns._remember(manager, SimpleNamespace(input_ids=ChatPrompt([START, 98])), running, [])
+    assert turns.memory(manager.tokenizer).splice([START, 98, THINK, 97, 32]) == [START, 98, THINK, 97, 32]

@@ -43,19 +43,26 @@ class Turns:
     async def generated(
         self, original: Callable, manager: Any, obj: Any, request: Any = None
     ) -> AsyncIterator[Any]:
-        """Around the generation of an answer."""
-        prompt, last = getattr(obj, "input_ids", None), None
+        """Around the generation of an answer. Whoever wants one output only leaves before the end."""
+        last: Any = None
         parts: list[int] = []
-        async with aclosing(original(manager, obj, request)) as outputs:
-            async for output in outputs:
-                last = output
-                if manager.incremental_streaming_output and isinstance(output, dict):
-                    parts += output.get("output_ids") or []
-                yield output
-        if isinstance(prompt, ChatPrompt) and isinstance(last, dict):
-            output = parts or last.get("output_ids")
-            if output and isinstance(output[0], int):
-                self.memory(manager.tokenizer).remember(prompt, output)
+        try:
+            async with aclosing(original(manager, obj, request)) as outputs:
+                async for output in outputs:
+                    last = output
+                    if manager.incremental_streaming_output and isinstance(output, dict):
+                        parts += output.get("output_ids") or []
+                    yield output
+        finally:
+            self._remember(manager, obj, last, parts)
+
+    def _remember(self, manager: Any, obj: Any, last: Any, parts: list[int]) -> None:
+        prompt = getattr(obj, "input_ids", None)
+        if not isinstance(prompt, ChatPrompt) or not isinstance(last, dict):
+            return
+        output = parts or last.get("output_ids")
+        if output and isinstance(output[0], int) and last["meta_info"].get("finish_reason"):
+            self.memory(manager.tokenizer).remember(prompt, output)
 
 
 def hooks() -> list[Hook]:
