@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang_ft.anchors.rules import AnchorRules, Kind, Marker
 from sglang_ft.engine.anchors.component import AnchorComponent
 from sglang_ft.engine.anchors.decode import MOST_HELD, DecodeAnchors
-from sglang_ft.engine.anchors.held import Held, Kept, StatePool
+from sglang_ft.engine.anchors.held import Held, Kept, Pass, StatePool
 from sglang_ft.metrics import AnchorMetrics
 
 STATES, TOKENS = 24, 4000
@@ -244,10 +244,14 @@ def test_random_requests_under_pressure_lose_nothing(tree):
 RULES = AnchorRules([Marker("a", (5,), Kind.THINKING), Marker("bc", (6, 7), Kind.TOOL_CALL)])
 
 
-def sample(tree: Tree, decode: DecodeAnchors, req: SimpleNamespace, tokens: list[int]) -> None:
+def sample(
+    tree: Tree, decode: DecodeAnchors, req: SimpleNamespace, tokens: list[int], seen: bool = True
+) -> None:
     """Decode steps: the live state follows, and is copied where the token just sampled begins a marker."""
     for token in tokens:
         plan = decode.plan(SimpleNamespace(reqs=[req]))
+        if plan is not None:
+            plan.done = seen
         position = len(req.origin_input_ids) + len(req.output_ids)
         if plan is not None and torch.isin(torch.tensor([token]), decode.first_ids).any():
             tree.temporal[:, plan.slots] = float(position)
@@ -270,6 +274,22 @@ def test_states_before_sampled_markers_are_kept(tree):
     tree.check()
     whole = ids_of(100) + out
     assert [tree.match([*whole[:n], 99]) for n in (102, 105, 106, 109)] == [102, 102, 106, 109]
+
+
+def test_what_no_pass_has_stored_is_not_kept(tree):
+    """A pass may run on a way that our lists do not reach: then its slots hold anything."""
+    req = tree.begin(ids_of(200), {64: Kind.USER, 128: Kind.USER})
+    ran, skipped = Pass(), Pass()
+    ran.done = True
+    req.ft_kept.held = [h._replace(source=s) for h, s in zip(req.ft_kept.held, (ran, skipped), strict=True)]
+    tree.cache.cache_unfinished_req(req)
+    decode = DecodeAnchors(RULES, {2}, tree.states, overlap=False, device="cpu")
+    sample(tree, decode, req, [11, 5, 12, 2], seen=False)
+    assert all(h.position < 200 for h in req.ft_kept.held)
+    tree.temporal[:, req.mamba_pool_idx] = 204.0
+    tree.finish(req)
+    tree.check()
+    assert tree.match([*ids_of(200)[:150], 9]) == 64
 
 
 def test_an_answer_of_many_markers_holds_few_states(tree):
