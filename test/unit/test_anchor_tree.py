@@ -19,9 +19,11 @@ from sglang.srt.mem_cache.unified_cache.components import mamba_component
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_ft.anchors.rules import AnchorRules, Kind, Marker
+from sglang_ft.config import FtConfig
 from sglang_ft.engine.anchors.component import AnchorComponent
 from sglang_ft.engine.anchors.decode import MOST_HELD, DecodeAnchors
 from sglang_ft.engine.anchors.held import Held, Kept, Pass, StatePool
+from sglang_ft.engine.anchors.serving import AnchorServing
 from sglang_ft.metrics import AnchorMetrics
 
 STATES, TOKENS = 24, 4000
@@ -299,3 +301,33 @@ def test_an_answer_of_many_markers_holds_few_states(tree):
     assert len(req.ft_kept.held) == min(MOST_HELD, STATES)
     tree.finish(req, insert=False)
     tree.check()
+
+
+def test_an_abort_in_the_middle_of_a_prompt_keeps_the_chunks_that_have_run(tree):
+    """SGLang tears such a request down without storing its newest chunk."""
+    serving = AnchorServing(FtConfig())
+    serving.prefill = SimpleNamespace()
+    req = tree.begin(ids_of(256), {64: Kind.SYSTEM, 192: Kind.USER})
+    req.extend_range, req.prefix_indices = SimpleNamespace(end=256), []
+    scheduler = SimpleNamespace(
+        chunked_req=req,
+        _pending_chunked_abort_req=req,
+        stash_chunked_request=lambda r: tree.cache.cache_unfinished_req(r, chunked=True),
+    )
+    serving.stash_before_abort(scheduler)
+    tree.finish(req, insert=False)
+    tree.check()
+    assert tree.match([*ids_of(256)[:200], 9]) == 192
+    assert tree.states.outstanding == 0
+
+
+def test_an_abort_after_a_failed_pass_keeps_nothing_of_it(tree):
+    serving = AnchorServing(FtConfig())
+    serving.prefill = SimpleNamespace()
+    req = tree.begin(ids_of(256), {64: Kind.SYSTEM})
+    req.extend_range, req.prefix_indices, req.skip_radix_cache_insert = SimpleNamespace(end=256), [], True
+    scheduler = SimpleNamespace(chunked_req=req, _pending_chunked_abort_req=req)
+    serving.stash_before_abort(scheduler)
+    tree.finish(req, insert=False)
+    tree.check()
+    assert tree.match(ids_of(256)) == 0
