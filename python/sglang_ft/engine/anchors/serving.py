@@ -138,6 +138,15 @@ class AnchorServing:
             get_context().override("sglang_ft.anchors", max_mamba_cache_size=states)
         return original(configurator, pre_model_load_memory)
 
+    def leave_states(self, most: int, configurator: Any, token_capacity: int) -> int:
+        """After SGLang's count of requests that may run at once, which would give all states to them."""
+        schedule = get_schedule()
+        states = schedule.max_mamba_cache_size
+        if configurator.mambaish_config is None or schedule.max_running_requests is not None or not states:
+            return most
+        wanted = self.config.anchor_states or states // 2
+        return requests_beside(wanted, states, most, _STATES_A_REQUEST)
+
     # ---- around batches, passes and results ----
 
     def before_extend(self, batch: Any) -> None:
@@ -198,6 +207,11 @@ class AnchorServing:
         if not getattr(req, "skip_radix_cache_insert", False) and req.extend_range is not None:
             if req.extend_range.end > len(req.prefix_indices):
                 scheduler.stash_chunked_request(req)
+
+
+def requests_beside(anchors: int, states: int, most: int, a_request: int) -> int:
+    """Requests that may run at once, at most `most`, so that `anchors` of all states are left; at least one."""
+    return max(1, min(most, (states - anchors) // a_request))
 
 
 def copy_masked(
@@ -338,6 +352,9 @@ def hooks(serving: AnchorServing, on_gpu: bool) -> list[Hook]:
         target = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes"
         sized = serving.profile_available_bytes
         found.append(Hook(target, HookType.AROUND, sized, "(self, pre_model_load_memory)"))
+        if serving.config.anchors != find.OFF:
+            target = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs"
+            found.append(Hook(target, HookType.AFTER, serving.leave_states, "(self, token_capacity)"))
     return [*found, short_conv_hook(serving)]
 
 
