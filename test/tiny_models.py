@@ -242,6 +242,21 @@ def deepseek_v3() -> transformers.PreTrainedConfig:
     )
 
 
+def lfm2_moe() -> transformers.PreTrainedConfig:
+    """Short convolutions as the only recurrent layers."""
+    return transformers.Lfm2MoeConfig(
+        **COMMON,
+        intermediate_size=192,
+        num_key_value_heads=2,
+        moe_intermediate_size=64,
+        num_experts=16,
+        num_experts_per_tok=4,
+        num_dense_layers=1,
+        layer_types=["conv", "conv", "full_attention", "conv"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+
+
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     f.__name__: f
     for f in (
@@ -256,6 +271,7 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
         mixtral,
         deepseek_v2,
         deepseek_v3,
+        lfm2_moe,
     )
 }
 

@@ -13,6 +13,7 @@ not matter to it. Times on a CPU say little about a GPU.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
 from transformers import AutoTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -53,14 +55,14 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.seen: list[list[int]] = []
+        self.seen: list[np.ndarray] = []
 
     def turn(self, ids: list[int]) -> Turn:
         started = time.perf_counter()
         output, cached = self.generate(ids, 1)
         seconds = time.perf_counter() - started
-        shared = max((find.common_prefix(ids, old) for old in self.seen), default=0)
-        self.seen.append([*ids, *output])
+        shared = max((common_prefix(np.array(ids), old) for old in self.seen), default=0)
+        self.seen.append(np.array([*ids, *output]))
         # The last token of a prompt is always computed.
         return Turn(len(ids), len(ids) - cached, max(1, len(ids) - shared), seconds)
 
@@ -73,15 +75,23 @@ class Client:
         return reply.json()["output_ids"], reply.json()["meta_info"]["cached_tokens"]
 
 
-def replay(client: Client, tokenizer: Any, name: str, seed: int, most: int, turns: int) -> list[Turn]:
-    """One harness until a session has `most` tokens or `turns` turns were sent."""
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the common prefix of two sequences of token ids."""
+    shorter = min(len(a), len(b))
+    different = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(different[0]) if len(different) else shorter
+
+
+def replay(client: Client, tokenizer: Any, name: str, seed: int, most: int, scale: int) -> list[Turn]:
+    """One harness until a session has `most` tokens."""
     done: list[Turn] = []
-    for messages in harnesses.requests(name, seed, harnesses.Sizes()):
+    sizes = harnesses.Sizes(*(scale * words for words in harnesses.Sizes()))
+    for messages in harnesses.requests(name, seed, sizes):
         text = find.render(tokenizer, messages, None, None, add_generation_prompt=True)
         if text is None:
             raise ValueError("the chat template refuses the session")
         ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) > most or len(done) >= turns:
+        if len(ids) > most:
             return done
         done.append(client.turn(ids))
     return done
@@ -139,16 +149,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model-path", default=str(ROOT / "demo" / "model"))
     parser.add_argument("--harness", nargs="*", default=list(harnesses.HARNESSES))
     parser.add_argument("--tokens", type=int, default=30_000, help="length of a session at its end")
-    parser.add_argument("--turns", type=int, default=1000)
+    parser.add_argument("--scale", type=int, default=3, help="times the usual length of a message")
+    parser.add_argument(
+        "--gpu-strategy", action="store_true", help="without a GPU: keep states as SGLang does on one"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="of the measurement of overheads; 0: none")
     parser.add_argument("--out", type=Path)
     parser.add_argument("flags", nargs="*", help="of the server, after --")
     args = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(args.model_path)
     metrics: dict[str, float] = {}
+    flags, environment = list(args.flags), {}
+    if args.gpu_strategy:
+        flags += ["--mamba-radix-cache-strategy", "extra_buffer"]
+        paths = [str(ROOT / "test" / "without_pinning"), os.environ.get("PYTHONPATH", "")]
+        environment = {"PYTHONPATH": os.pathsep.join(paths)}
     with (
-        serving(args.model_path, *args.flags) as ours,
-        serving(args.model_path, "--ft-anchors", "off", *args.flags) as stock,
+        serving(args.model_path, *flags, env=environment) as ours,
+        serving(args.model_path, "--ft-anchors", "off", *flags, env=environment) as stock,
     ):
         if args.rounds:
             metrics |= overheads(Client(ours.url), Client(stock.url), tokenizer, args.rounds)
@@ -156,12 +174,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             client = Client(server.url)
             turns = {}
             for seed, name in enumerate(args.harness):
-                turns[name] = replay(client, tokenizer, name, seed, args.tokens, args.turns)
+                turns[name] = replay(client, tokenizer, name, seed, args.tokens, args.scale)
                 print(prefix + name, summary({name: turns[name]}), flush=True)
             found = summary(turns)
             metrics |= {prefix + name: value for name, value in found.items()}
             print(prefix or "ours", {k: round(v, 4) for k, v in found.items()}, flush=True)
-    if args.out:
+    if args.out and args.gpu_strategy:
+        named = {f"gpu_strategy_{name}": value for name, value in metrics.items()}
+        results_file.write(args.out, "anchors", named, replace=False)
+    elif args.out:
         results_file.write(args.out, "anchors", metrics)
 
 

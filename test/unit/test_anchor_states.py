@@ -16,6 +16,7 @@ import torch
 from sglang_ft.anchors.rules import AnchorRules, Kind, Marker
 from sglang_ft.engine.anchors.held import StatePool
 from sglang_ft.engine.anchors.prefill import PrefillPlanner, Scan, lengthen, store_inputs
+from sglang_ft.engine.anchors.serving import requests_beside
 from sglang_ft.engine.cpu_platform.ops import delta_rule
 
 C, W = 6, 4  # channels, taps of the convolution
@@ -218,3 +219,11 @@ def test_with_few_slots_the_end_of_the_system_prompt_and_the_latest_anchor_stay(
     req = request(([1] * 99 + [MARK]) * 10, 0)
     planner.plan(SimpleNamespace(reqs=[req], extend_lens=[1000], prefix_lens=[0]))
     assert [h.position for h in req.ft_kept.held] == [64, 960] and pool.outstanding == 2
+
+
+@pytest.mark.parametrize(
+    ("anchors", "states", "most", "expected"),
+    [(50, 100, 2048, 10), (50, 100, 4, 4), (0, 100, 2048, 20), (100, 100, 2048, 1), (500, 100, 2048, 1)],
+)
+def test_running_requests_leave_states_to_prefixes(anchors, states, most, expected):
+    assert requests_beside(anchors, states, most, a_request=5) == expected

@@ -19,9 +19,11 @@ from sglang.srt.mem_cache.unified_cache.components import mamba_component
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_ft.anchors.rules import AnchorRules, Kind, Marker
+from sglang_ft.config import FtConfig
 from sglang_ft.engine.anchors.component import AnchorComponent
 from sglang_ft.engine.anchors.decode import MOST_HELD, DecodeAnchors
-from sglang_ft.engine.anchors.held import Held, Kept, StatePool
+from sglang_ft.engine.anchors.held import Held, Kept, Pass, StatePool
+from sglang_ft.engine.anchors.serving import AnchorServing
 from sglang_ft.metrics import AnchorMetrics
 
 STATES, TOKENS = 24, 4000
@@ -244,10 +246,14 @@ def test_random_requests_under_pressure_lose_nothing(tree):
 RULES = AnchorRules([Marker("a", (5,), Kind.THINKING), Marker("bc", (6, 7), Kind.TOOL_CALL)])
 
 
-def sample(tree: Tree, decode: DecodeAnchors, req: SimpleNamespace, tokens: list[int]) -> None:
+def sample(
+    tree: Tree, decode: DecodeAnchors, req: SimpleNamespace, tokens: list[int], seen: bool = True
+) -> None:
     """Decode steps: the live state follows, and is copied where the token just sampled begins a marker."""
     for token in tokens:
         plan = decode.plan(SimpleNamespace(reqs=[req]))
+        if plan is not None:
+            plan.done = seen
         position = len(req.origin_input_ids) + len(req.output_ids)
         if plan is not None and torch.isin(torch.tensor([token]), decode.first_ids).any():
             tree.temporal[:, plan.slots] = float(position)
@@ -272,6 +278,22 @@ def test_states_before_sampled_markers_are_kept(tree):
     assert [tree.match([*whole[:n], 99]) for n in (102, 105, 106, 109)] == [102, 102, 106, 109]
 
 
+def test_what_no_pass_has_stored_is_not_kept(tree):
+    """A pass may run on a way that our lists do not reach: then its slots hold anything."""
+    req = tree.begin(ids_of(200), {64: Kind.USER, 128: Kind.USER})
+    ran, skipped = Pass(), Pass()
+    ran.done = True
+    req.ft_kept.held = [h._replace(source=s) for h, s in zip(req.ft_kept.held, (ran, skipped), strict=True)]
+    tree.cache.cache_unfinished_req(req)
+    decode = DecodeAnchors(RULES, {2}, tree.states, overlap=False, device="cpu")
+    sample(tree, decode, req, [11, 5, 12, 2], seen=False)
+    assert all(h.position < 200 for h in req.ft_kept.held)
+    tree.temporal[:, req.mamba_pool_idx] = 204.0
+    tree.finish(req)
+    tree.check()
+    assert tree.match([*ids_of(200)[:150], 9]) == 64
+
+
 def test_an_answer_of_many_markers_holds_few_states(tree):
     decode = DecodeAnchors(RULES, (), tree.states, overlap=False, device="cpu")
     req = tree.begin(ids_of(10), {})
@@ -279,3 +301,33 @@ def test_an_answer_of_many_markers_holds_few_states(tree):
     assert len(req.ft_kept.held) == min(MOST_HELD, STATES)
     tree.finish(req, insert=False)
     tree.check()
+
+
+def test_an_abort_in_the_middle_of_a_prompt_keeps_the_chunks_that_have_run(tree):
+    """SGLang tears such a request down without storing its newest chunk."""
+    serving = AnchorServing(FtConfig())
+    serving.prefill = SimpleNamespace()
+    req = tree.begin(ids_of(256), {64: Kind.SYSTEM, 192: Kind.USER})
+    req.extend_range, req.prefix_indices = SimpleNamespace(end=256), []
+    scheduler = SimpleNamespace(
+        chunked_req=req,
+        _pending_chunked_abort_req=req,
+        stash_chunked_request=lambda r: tree.cache.cache_unfinished_req(r, chunked=True),
+    )
+    serving.stash_before_abort(scheduler)
+    tree.finish(req, insert=False)
+    tree.check()
+    assert tree.match([*ids_of(256)[:200], 9]) == 192
+    assert tree.states.outstanding == 0
+
+
+def test_an_abort_after_a_failed_pass_keeps_nothing_of_it(tree):
+    serving = AnchorServing(FtConfig())
+    serving.prefill = SimpleNamespace()
+    req = tree.begin(ids_of(256), {64: Kind.SYSTEM})
+    req.extend_range, req.prefix_indices, req.skip_radix_cache_insert = SimpleNamespace(end=256), [], True
+    scheduler = SimpleNamespace(chunked_req=req, _pending_chunked_abort_req=req)
+    serving.stash_before_abort(scheduler)
+    tree.finish(req, insert=False)
+    tree.check()
+    assert tree.match(ids_of(256)) == 0

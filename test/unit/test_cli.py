@@ -1,5 +1,6 @@
 """The sglang-ft command: what it prints, its exit status, and that errors come without a traceback."""
 
+import json
 import os
 import socket
 import subprocess
@@ -94,3 +95,29 @@ def test_every_setting_is_documented_with_its_default_and_unit():
     for o in FtConfig.options():
         row = next(line for line in page.splitlines() if f"`{o.flag}`" in line)
         assert o.env in row and o.help in row and o.default_text in row and o.unit in row
+
+
+def test_anchors_marks_a_conversation(tmp_path):
+    file = tmp_path / "chat.json"
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "reasoning_content": "Look.", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    file.write_text(json.dumps({"messages": messages}))
+    demo = str(ROOT / "demo" / "model")
+    done = run("anchors", "--model-path", demo, "--chat", str(file), "--ft-anchors", "brief,-</think>")
+    assert done.returncode == 0, done.stderr
+    assert "[system 9]<|im_start|>user" in done.stdout and "<think>[thinking" in done.stdout
+    assert "</think>[" not in done.stdout and '{"at": "sky"}' in done.stdout
+    assert "marker: 'brief'" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["no json", "{}", "[3]", '[{"role": "pirate", "content": "x"}]'])
+def test_anchors_refuses_what_is_no_conversation(tmp_path, text, capsys):
+    file = tmp_path / "chat.json"
+    file.write_text(text)
+    assert main(["anchors", "--model-path", str(ROOT / "demo" / "model"), "--chat", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err

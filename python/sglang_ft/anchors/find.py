@@ -7,9 +7,8 @@ tokenizer without a template still names its special tokens.
 
 from __future__ import annotations
 
-import os.path
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sglang_ft.anchors.rules import AnchorRules, Kind, Marker
@@ -264,8 +263,3 @@ def describe(rules: AnchorRules) -> str:
     for marker in rules.markers:
         by_kind.setdefault(marker.kind, []).append(repr(marker.text))
     return "; ".join(f"{kind}: {', '.join(texts)}" for kind, texts in by_kind.items())
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix of two token sequences."""
-    return len(os.path.commonprefix([list(a), list(b)]))

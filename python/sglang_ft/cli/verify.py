@@ -24,9 +24,13 @@ def main(argv: Sequence[str]) -> int:
         def progress(at: int, nbytes: int) -> None:
             bar.update(nbytes)
 
-        reader.check_experts(args.folder, found, progress)
-        for name, file in found.others.items():
-            reader.check_file(args.folder, name, file, progress)
+        reads = reader.CheckedReads(args.folder, found)
+        try:
+            reads.experts(None, progress)
+            reads.others(progress)
+            reads.wait()
+        finally:
+            reads.close()
     rate = total / max(time.monotonic() - begin, 1e-9) / 1e9
     print(f"{args.folder}: whole; {total / 1e9:.2f} GB, {rate:.1f} GB/s")
     return 0

@@ -46,15 +46,28 @@ class Loading:
 
     def _run(self) -> None:
         try:
-            if self._experts:
-                self._read_experts()
-            for name, file in self._manifest.others.items():
-                reader.check_file(self._folder, name, file, lambda at, n: None)
+            reads = reader.CheckedReads(self._folder, self._manifest)
+            try:
+                self._read(reads)
+            finally:
+                reads.close()
         except BaseException as e:
             self._failure = e
 
-    def _read_experts(self) -> None:
-        begin, gigabytes = time.monotonic(), self._manifest.experts.nbytes / 1e9
-        reader.read_experts(self._folder, self._manifest, self._pool.file.bytes, self._filled)
-        seconds = max(time.monotonic() - begin, 1e-9)
-        logger.info("Experts read: %.2f GB in %.1f s (%.2f GB/s)", gigabytes, seconds, gigabytes / seconds)
+    def _read(self, reads: reader.CheckedReads) -> None:
+        begin = time.monotonic()
+        if self._experts:
+            reads.experts(self._pool.file.bytes, self._filled)
+        reads.others(lambda offset, nbytes: None)
+        reads.wait()
+        if self._experts:
+            seconds = max(time.monotonic() - begin, 1e-9)
+            size = (
+                self._manifest.experts.nbytes + sum(f.nbytes for f in self._manifest.others.values())
+            ) / 1e9
+            logger.info(
+                "Experts read, all files checked: %.2f GB in %.1f s (%.2f GB/s)",
+                size,
+                seconds,
+                size / seconds,
+            )

@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -81,68 +81,85 @@ class FileReader:
             os.close(fd)
 
 
-def read_experts(
-    folder: Path, manifest: Manifest, pool: torch.Tensor, progress: Callable[[int, int], None]
-) -> None:
-    """Reads the experts of a folder into `pool` (uint8, at least as long) and checks them.
+class CheckedReads:
+    """Reads of the files of an FTW folder, one after another without a pause, each chunk checked as it arrives."""
 
-    `progress` gets offset and size of each chunk that is in place, from any thread. Raises WeightsError.
-    """
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder, self._manifest = folder, manifest
+        self._files: list[FileReader] = []
+        self._chunks: list[Future[None]] = []
+        self._transfers: Transfers | None = None
 
-    def describe(at: int) -> str:
-        return f"{manifest.place_of(at)}, offset {DATA_OFFSET + at}"
+    def experts(self, pool: torch.Tensor | None, progress: Callable[[int, int], None]) -> None:
+        """Queues the experts, into `pool` (uint8, at least as long), or only to be checked.
 
-    _read_chunks(folder / EXPERTS, DATA_OFFSET, manifest.experts, pool, describe, progress)
+        `progress` gets offset and size of each chunk that is in place, from any thread. Raises WeightsError.
+        """
 
+        def describe(at: int) -> str:
+            return f"{self._manifest.place_of(at)}, offset {DATA_OFFSET + at}"
 
-def check_experts(folder: Path, manifest: Manifest, progress: Callable[[int, int], None]) -> None:
-    """Reads the experts of a folder and checks them. Raises WeightsError."""
+        self._queue(EXPERTS, DATA_OFFSET, self._manifest.experts, pool, describe, progress)
 
-    def describe(at: int) -> str:
-        return f"{manifest.place_of(at)}, offset {DATA_OFFSET + at}"
+    def others(self, progress: Callable[[int, int], None]) -> None:
+        """Queues all other files, to be checked. Raises WeightsError."""
+        for name, file in self._manifest.others.items():
+            self._queue(name, 0, file, None, lambda at: f"offset {at}", progress)
 
-    _read_chunks(folder / EXPERTS, DATA_OFFSET, manifest.experts, None, describe, progress)
+    def wait(self) -> None:
+        """Until everything queued so far is there. Raises WeightsError."""
+        chunks, self._chunks = self._chunks, []
+        for chunk in chunks:
+            chunk.result()
 
+    def close(self) -> None:
+        """Whatever is under way or queued is given up."""
+        if self._transfers is not None:
+            self._transfers.close()
+        for file in self._files:
+            file.close()
 
-def check_file(folder: Path, name: str, file: File, progress: Callable[[int, int], None]) -> None:
-    """Reads one of the other files and checks it. Raises WeightsError."""
-    _read_chunks(folder / name, 0, file, None, lambda at: f"offset {at}", progress)
+    def _queue(
+        self,
+        name: str,
+        begin: int,
+        file: File,
+        to: torch.Tensor | None,
+        describe: Callable[[int], str],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        reader = FileReader(self._folder / name)
+        self._files.append(reader)
+        if self._transfers is None:
+            self._transfers = Transfers(CHUNK, reader.direct)
 
+        def check(number: int, data: torch.Tensor) -> None:
+            at = number * CHUNK
+            if checksum(data) != file.checksums[number]:
+                raise WeightsError(
+                    f"{reader.path}: damaged at {describe(at)} or up to {CHUNK >> 20} MiB after it: the checksum is "
+                    "another; copy or convert it again"
+                )
+            progress(at, data.numel())
 
-def _read_chunks(
-    path: Path,
-    begin: int,
-    file: File,
-    to: torch.Tensor | None,
-    describe: Callable[[int], str],
-    progress: Callable[[int, int], None],
-) -> None:
-    reader = FileReader(path)
-
-    def check(number: int, data: torch.Tensor) -> None:
-        at = number * CHUNK
-        if checksum(data) != file.checksums[number]:
-            raise WeightsError(
-                f"{path}: damaged at {describe(at)} or up to {CHUNK >> 20} MiB after it: the checksum is another; "
-                "copy or convert it again"
-            )
-        progress(at, data.numel())
-
-    transfers = Transfers(CHUNK, reader.direct)
-    try:
-        chunks = []
         for number in range(len(file.checksums)):
             at, done = number * CHUNK, functools.partial(check, number)
             end = min(at + CHUNK, file.nbytes)
             if to is None:
-                chunks.append(transfers.submit_into_buffer(reader, begin + at, end - at, done))
+                chunk = self._transfers.submit_into_buffer(reader, begin + at, end - at, done)
             else:
-                chunks.append(transfers.submit(reader, begin + at, to[at:end], done))
-        for chunk in chunks:
-            chunk.result()
+                chunk = self._transfers.submit(reader, begin + at, to[at:end], done)
+            self._chunks.append(chunk)
+
+
+def read_experts(folder: Path, manifest: Manifest, pool: torch.Tensor) -> None:
+    """Reads the experts of a folder into `pool` (uint8, at least as long) and checks them. Raises WeightsError."""
+    reads = CheckedReads(folder, manifest)
+    try:
+        reads.experts(pool, lambda at, nbytes: None)
+        reads.wait()
     finally:
-        transfers.close()
-        reader.close()
+        reads.close()
 
 
 def checksums_of(data: torch.Tensor, threads: int = READS) -> Sequence[int]:

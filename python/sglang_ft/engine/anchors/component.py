@@ -68,7 +68,10 @@ class AnchorComponent(MambaComponent):
         return None
 
     def _is_good(self, held: Held) -> bool:
-        """Gives a bad state's slot back. On a GPU states are looked at when they are first asked for."""
+        """Gives the slot of a bad state back. On a GPU states are looked at when they are first asked for."""
+        if held.source is not None and not held.source.done:
+            self.pool.give_back(held.slot)  # its pass took a way on which nothing is stored
+            return False
         if not self._on_host or finite(self.cache.req_to_token_pool.mamba_pool, held.slot):
             return True
         self.metrics.refused()

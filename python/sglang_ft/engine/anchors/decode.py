@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from sglang_ft.anchors.rules import AnchorRules, Kind
-from sglang_ft.engine.anchors.held import Held, Kept, StatePool, kept_of
+from sglang_ft.engine.anchors.held import Held, Kept, Pass, StatePool, Step, kept_of
 
 MOST_HELD = 16  # states of one answer; then the oldest goes
 _NOWHERE = 0  # SGLang's slot for writes that nobody reads
 
 
 @dataclass
-class DecodePlan:
+class DecodePlan(Pass):
     """Where the states of one decode step go, int64 [B]; nowhere for requests without a slot."""
 
     slots: torch.Tensor
@@ -45,21 +45,23 @@ class DecodeAnchors:
 
     def plan(self, batch: Any) -> DecodePlan | None:
         """Targets of the step that is about to run."""
-        slots = [self._next(kept_of(req)) for req in batch.reqs]
+        kept = [kept_of(req) for req in batch.reqs]
+        slots = [None if k is None else self._next(k) for k in kept]
         if all(slot is None for slot in slots):
             return None
-        return DecodePlan(torch.cat([self._nowhere if slot is None else slot for slot in slots]).long())
+        plan = DecodePlan(torch.cat([self._nowhere if slot is None else slot for slot in slots]).long())
+        for k, slot in zip(kept, slots, strict=True):
+            if k is not None:
+                k.steps.append(Step(slot, plan))
+        return plan
 
-    def _next(self, kept: Kept | None) -> torch.Tensor | None:
-        if kept is None:
-            return None
+    def _next(self, kept: Kept) -> torch.Tensor | None:
         if not kept.spare:
             kept.spare = [None] * self.depth
         turn = kept.launched % self.depth
         kept.launched += 1
         if kept.spare[turn] is None:
             kept.spare[turn] = next(iter(self.pool.take(1)), None)
-        kept.steps.append(kept.spare[turn])
         return kept.spare[turn]
 
     def processed(self, req: Any) -> None:
@@ -67,8 +69,8 @@ class DecodeAnchors:
         kept = kept_of(req)
         if kept is None or not kept.steps:
             return
-        slot = kept.steps.popleft()
-        if slot is not None and req.output_ids[-1] in self._first:
+        slot, source = kept.steps.popleft()
+        if slot is not None and source.done and req.output_ids[-1] in self._first:
             # The state lacks the token just sampled.
             position = len(req.origin_input_ids) + len(req.output_ids) - 1
             kept.maybe.append(Held(position, slot, Kind.OTHER))

@@ -16,12 +16,26 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang_ft.anchors.rules import Anchor, Kind
 
 
+class Pass:
+    """What a forward pass was asked to store; `done` once its layers, or the copy after it, have been told to."""
+
+    done = False
+
+
 class Held(NamedTuple):
     """The state after the first `position` tokens of its request."""
 
     position: int
     slot: torch.Tensor
     kind: Kind
+    source: Pass | None = None  # whose pass stores it; None: it is there
+
+
+class Step(NamedTuple):
+    """A decode step that the host has not processed yet."""
+
+    slot: torch.Tensor | None
+    source: Pass
 
 
 @dataclass
@@ -33,8 +47,9 @@ class Kept:
     maybe: list[Held] = field(default_factory=list)  # sampled tokens may yet become a marker
     main: Held | None = None  # what the tree is given as the request's state in the caching at hand
     spare: list[torch.Tensor | None] = field(default_factory=list)  # targets of decode steps, taken in turn
-    steps: deque[torch.Tensor | None] = field(default_factory=deque)  # targets of steps not processed yet
+    steps: deque[Step] = field(default_factory=deque)
     launched: int = 0
+    length: int = 0  # tokens of the prompt that the anchors are of
 
 
 def kept_of(req: Any) -> Kept | None:

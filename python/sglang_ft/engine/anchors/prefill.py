@@ -20,13 +20,13 @@ import torch
 
 from sglang_ft.anchors.choose import Grid, choose
 from sglang_ft.anchors.rules import Anchor, AnchorRules, Kind
-from sglang_ft.engine.anchors.held import Held, Kept, StatePool
+from sglang_ft.engine.anchors.held import Held, Kept, Pass, StatePool
 
 FLA_BLOCK = 64  # tokens of one block of the scans of gated delta net and KDA
 
 
 @dataclass
-class ExtendPlan:
+class ExtendPlan(Pass):
     """Checkpoints of one forward pass over new tokens, of all its requests."""
 
     tokens: list[int] = field(default_factory=list)  # tokens of the pass before each checkpoint
@@ -34,6 +34,7 @@ class ExtendPlan:
     slots: list[torch.Tensor] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # requests whose state after the pass is kept
     end_slots: list[torch.Tensor] = field(default_factory=list)
+    end_pass: Pass = field(default_factory=Pass)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class PrefillPlanner:
             start = batch.prefix_lens[i]
             kept = self._kept(req, start)
             for anchor, slot in self._chosen(req, kept, start, length, first):
-                kept.held.append(Held(anchor.position, slot, anchor.kind))
+                kept.held.append(Held(anchor.position, slot, anchor.kind, plan))
                 offset = anchor.position - start
                 plan.tokens.append(first + offset)
                 plan.rows.append(
@@ -98,9 +99,9 @@ class PrefillPlanner:
 
     def _kept(self, req: Any, start: int) -> Kept:
         """The request's notes; made when its first chunk begins."""
-        kept = getattr(req, "ft_kept", None)
-        if kept is None or req.is_retracted:
-            kept = req.ft_kept = Kept(self.rules.find(req.full_untruncated_fill_ids))
+        kept, length = getattr(req, "ft_kept", None), len(req.full_untruncated_fill_ids)
+        if kept is None or kept.length != length:  # new, or begun again with what it had sampled
+            kept = req.ft_kept = Kept(self.rules.find(req.full_untruncated_fill_ids), length=length)
             if start:
                 self.began_from(req.last_node, start)
         return kept
@@ -125,7 +126,7 @@ class PrefillPlanner:
         if not self.keeps_ends or stop != len(req.full_untruncated_fill_ids) or stop % self.page_size:
             return
         for slot in self.pool.take(1):
-            kept.held.append(Held(stop, slot, Kind.PROMPT))
+            kept.held.append(Held(stop, slot, Kind.PROMPT, plan.end_pass))
             plan.ends.append(index)
             plan.end_slots.append(slot)
 
@@ -143,6 +144,7 @@ def lengthen(metadata: Any, plan: ExtendPlan, width: int, device: Any) -> None:
     metadata.track_ssm_final_src = _cat(metadata.track_ssm_final_src, none)
     metadata.track_ssm_final_dst = _cat(metadata.track_ssm_final_dst, none)
     metadata.has_mamba_track_mask = True
+    plan.done = True
 
 
 def _cat(old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
@@ -155,3 +157,4 @@ def store_inputs(x: torch.Tensor, conv_states: torch.Tensor, plan: ExtendPlan) -
     ends = torch.tensor(plan.tokens, device=x.device)
     inputs = ends.unsqueeze(1) - width + torch.arange(width, device=x.device)
     conv_states[torch.cat(plan.slots).long()] = x[:, inputs].transpose(0, 1).to(conv_states.dtype)
+    plan.done = True

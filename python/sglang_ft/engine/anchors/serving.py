@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class AnchorServing:
         self.prefill: PrefillPlanner | None = None
         self.decode: DecodeAnchors | None = None
         self._running: ExtendPlan | DecodePlan | None = None  # of the pass that this thread runs or launches
+        # A GPU reads a plan's tensors after the host has gone on; two passes are under way at most.
+        self._launched: deque[ExtendPlan | DecodePlan] = deque(maxlen=4)
 
     # ---- when the server starts ----
 
@@ -135,6 +138,15 @@ class AnchorServing:
             get_context().override("sglang_ft.anchors", max_mamba_cache_size=states)
         return original(configurator, pre_model_load_memory)
 
+    def leave_states(self, most: int, configurator: Any, token_capacity: int) -> int:
+        """After SGLang's count of requests that may run at once, which would give all states to them."""
+        schedule = get_schedule()
+        states = schedule.max_mamba_cache_size
+        if configurator.mambaish_config is None or schedule.max_running_requests is not None or not states:
+            return most
+        wanted = self.config.anchor_states or states // 2
+        return requests_beside(wanted, states, most, _STATES_A_REQUEST)
+
     # ---- around batches, passes and results ----
 
     def before_extend(self, batch: Any) -> None:
@@ -146,6 +158,8 @@ class AnchorServing:
     def run(self, original: Callable, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Around one forward pass with its sampling."""
         self._running = getattr(batch, "ft_plan", None)
+        if self._running is not None:
+            self._launched.append(self._running)
         try:
             return original(worker, batch, *args, **kwargs)
         finally:
@@ -162,22 +176,28 @@ class AnchorServing:
         if isinstance(self._running, ExtendPlan) and self._running.slots and conv_states is not None:
             store_inputs(x, conv_states, self._running)
 
+    def ran(self, runner: Any, forward_batch: Any) -> None:
+        """The layers of a pass are done, or launched; its tokens may be sampled much later."""
+        plan = forward_batch.ft_plan = self._running
+        if isinstance(plan, ExtendPlan) and plan.ends:
+            pool = runner.req_to_token_pool
+            live = pool.get_mamba_indices(forward_batch.req_pool_indices).long()
+            pool.mamba_pool.copy_from(live[plan.ends], torch.cat(plan.end_slots).long())
+            plan.end_pass.done = True
+
     def sampled(self, runner: Any, forward_batch: Any, tokens: torch.Tensor) -> None:
-        """The pass is done and its next tokens [B] are sampled, on the device at least."""
-        plan = self._running
-        if plan is None:
-            return
-        pool = runner.req_to_token_pool
-        live = pool.get_mamba_indices(forward_batch.req_pool_indices).long()
-        if isinstance(plan, ExtendPlan):
-            if plan.ends:
-                pool.mamba_pool.copy_from(live[plan.ends], torch.cat(plan.end_slots).long())
+        """The next tokens [B] of a pass are sampled, on the device at least."""
+        plan = getattr(forward_batch, "ft_plan", None)
+        if not isinstance(plan, DecodePlan):
             return
         assert self.decode is not None
-        mask = torch.isin(tokens[: len(plan.slots)].long(), self.decode.first_ids)
+        plan.done = True
+        pool, rows = runner.req_to_token_pool, len(plan.slots)
+        mask = torch.isin(tokens[:rows].long(), self.decode.first_ids)
         if mask.device.type == "cpu" and not mask.any():
             return
-        copy_masked(runner, pool, live[: len(plan.slots)], mask, plan.slots)
+        live = pool.get_mamba_indices(forward_batch.req_pool_indices[:rows]).long()
+        copy_masked(runner, pool, live, mask, plan.slots)
 
     def stash_before_abort(self, scheduler: Any) -> None:
         """Of a request that ends in the middle of its prompt, the chunks that have run stay for its retry."""
@@ -187,6 +207,11 @@ class AnchorServing:
         if not getattr(req, "skip_radix_cache_insert", False) and req.extend_range is not None:
             if req.extend_range.end > len(req.prefix_indices):
                 scheduler.stash_chunked_request(req)
+
+
+def requests_beside(anchors: int, states: int, most: int, a_request: int) -> int:
+    """Requests that may run at once, at most `most`, so that `anchors` of all states are left; at least one."""
+    return max(1, min(most, (states - anchors) // a_request))
 
 
 def copy_masked(
@@ -254,6 +279,9 @@ def hooks(serving: AnchorServing, on_gpu: bool) -> list[Hook]:
     def metadata_made(result: None, backend: Any, forward_batch: Any) -> None:
         serving.metadata_made(backend, forward_batch)
 
+    def ran(result: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+        serving.ran(runner, forward_batch)
+
     def sampled(
         tokens: torch.Tensor, runner: Any, logits_output: Any, forward_batch: Any, *args: Any
     ) -> None:
@@ -281,6 +309,13 @@ def hooks(serving: AnchorServing, on_gpu: bool) -> list[Hook]:
             serving.run,
             "(self, batch, forward_batch=None, pp_proxy_tensors=None, is_verify=False, skip_attn_backend_init=None, "
             "*, capture_hidden_mode=None)",
+        ),
+        Hook(
+            "sglang.srt.model_executor.model_runner.ModelRunner.forward",
+            HookType.AFTER,
+            ran,
+            "(self, forward_batch, skip_attn_backend_init=None, pp_proxy_tensors=None, reinit_attn_backend=False, "
+            "split_forward_count=1)",
         ),
         Hook(
             "sglang.srt.model_executor.model_runner.ModelRunner.sample",
@@ -317,6 +352,9 @@ def hooks(serving: AnchorServing, on_gpu: bool) -> list[Hook]:
         target = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes"
         sized = serving.profile_available_bytes
         found.append(Hook(target, HookType.AROUND, sized, "(self, pre_model_load_memory)"))
+        if serving.config.anchors != find.OFF:
+            target = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs"
+            found.append(Hook(target, HookType.AFTER, serving.leave_states, "(self, token_capacity)"))
     return [*found, short_conv_hook(serving)]
 
 
