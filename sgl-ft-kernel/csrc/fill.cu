@@ -127,8 +127,8 @@ int ft_gather(const ft_cache* cache, const ft_moe_layer* layer, const ft_gatheri
 
 int ft_copy_runs(const ft_copy* copies, uint32_t count, void* stream) {
   for (uint32_t i = 0; i < count; i++) {
-    cudaError_t result = cudaMemcpyAsync(copies[i].to, copies[i].from, copies[i].bytes,
-                                         cudaMemcpyDefault, static_cast<cudaStream_t>(stream));
+    cudaError_t result = cudaMemcpyAsync(copies[i].to, copies[i].from, copies[i].bytes, cudaMemcpyDefault,
+                                         static_cast<cudaStream_t>(stream));
     if (result != cudaSuccess) return result;
   }
   return cudaSuccess;

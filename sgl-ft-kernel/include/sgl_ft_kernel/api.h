@@ -182,9 +182,9 @@ struct ft_step {
   uint32_t trace_last; /* 1: the trace goes on to its next step after this layer */
   uint32_t transient;  /* 1: what it fills in place of other experts is the first to be evicted again */
   uint32_t reserved;
-  uint64_t* stamps;    /* null: none are taken */
-  float* h;            /* scratch [rows * topk, intermediate] */
-  float* partial;      /* scratch [rows * topk, hidden] */
+  uint64_t* stamps; /* null: none are taken */
+  float* h;         /* scratch [rows * topk, intermediate] */
+  float* partial;   /* scratch [rows * topk, hidden] */
   struct ft_work* work;
   struct ft_ring_view ring;
   const int32_t* trace; /* routes to take instead, [trace_steps, rows, topk] of this layer; null: none */
