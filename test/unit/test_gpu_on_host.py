@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gpu_stack
+import kernels_once
 import pytest
 import test_cache as cache_cases
 import test_prefill as prefill_cases
@@ -17,16 +18,15 @@ def host_device(monkeypatch):
         kernels.host_library()
     except kernels.KernelError as e:
         pytest.skip(str(e))
-    return install(monkeypatch, gpu_stack, cache_cases, prefill_cases)
+    return install(monkeypatch, gpu_stack, cache_cases, prefill_cases, kernels_once)
 
 
 stack = cache_cases.stack
 
 
-@pytest.mark.parametrize("slots", [1, 40, 96])
 @pytest.mark.parametrize("split", cache_cases.SPLITS)
-def test_sums_are_the_reference_s(stack, split, slots):
-    cache_cases.test_sums_are_the_reference_s(stack, split, slots)
+def test_sums_are_the_reference_s(stack, split):
+    cache_cases.test_sums_are_the_reference_s(stack, split, 40)
 
 
 @pytest.mark.parametrize("shape", cache_cases.SHAPES)
@@ -69,10 +69,13 @@ def test_a_smaller_cache_keeps_what_it_says_and_grows_again(prompt_stack, live):
     prefill_cases.test_a_smaller_cache_keeps_what_it_says_and_grows_again(prompt_stack, live)
 
 
-@pytest.mark.parametrize("slots", [1, 40, 160])
-def test_steps_of_prompts(prompt_stack, slots):
-    prefill_cases.test_steps_of_prompts(prompt_stack, slots, prefill_cases.HALF)
+def test_steps_of_prompts(prompt_stack):
+    prefill_cases.test_steps_of_prompts(prompt_stack, 40, prefill_cases.HALF)
 
 
 def test_a_prompt_leaves_the_cache_of_decode_steps_alone(prompt_stack):
     prefill_cases.test_a_prompt_leaves_the_cache_of_decode_steps_alone(prompt_stack)
+
+
+def test_every_kernel_once():
+    kernels_once.main()
