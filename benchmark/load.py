@@ -228,7 +228,9 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=8, help="of experts")
     parser.add_argument("--folder", type=Path, help="where to write (default: the temporary folder)")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--no-starts", action="store_true", help="start no server")
+    parser.add_argument(
+        "--no-starts", action="store_true", help="start no server; such metrics stay as they are"
+    )
     parser.add_argument("--output", type=Path, default=results_file.RESULTS / "load.json")
     args = parser.parse_args()
     layers = max(1, round(args.gib * GIB / (SPEC.num_experts * SPEC.expert_bytes)))
@@ -244,7 +246,7 @@ def main() -> None:
         if not args.no_starts:
             starts, notes = measure_starts(checkpoint, folder)
             metrics |= starts
-    results_file.write(args.output, "load", metrics, notes=notes)
+    results_file.write(args.output, "load", metrics, replace=not args.no_starts, notes=notes)
     print(json.dumps(metrics, indent=1))
 
 

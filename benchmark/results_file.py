@@ -66,8 +66,12 @@ def write(
     replace: bool = True,
     notes: Sequence[str] = (),
 ) -> None:
-    """Writes the file; with `replace` False other metrics of an existing file stay. None: not measured, see `notes`."""
-    old = json.loads(path.read_text())["metrics"] if not replace and path.exists() else {}
+    """Writes the file; with `replace` False other metrics of an existing file, and its notes, stay.
+
+    None: not measured, `notes` say why.
+    """
+    before = json.loads(path.read_text()) if not replace and path.exists() else {}
+    old, notes = before.get("metrics", {}), [*before.get("notes", []), *notes]
     content = {
         "name": name,
         "date": datetime.date.today().isoformat(),
@@ -75,7 +79,7 @@ def write(
         "versions": versions_section(),
         "command": command_line(),
         "metrics": {**old, **{key: _rounded(value) for key, value in metrics.items()}},
-        **({"notes": list(notes)} if notes else {}),
+        **({"notes": notes} if notes else {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -442,7 +442,7 @@ def test_a_disk_error_is_named_with_its_place(convert, monkeypatch, no_io_uring)
         load(folder)
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, 100_003])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4095, 4096, 4119, 4120, 100_003])
 def test_checksums_are_crc32c(size):
     data = torch.randint(0, 256, (size,), dtype=torch.uint8)
     want = 0xFFFFFFFF
