@@ -56,7 +56,8 @@ def versions_section() -> dict[str, str]:
 def command_line() -> str:
     """This script's command; files by their names only."""
     arguments = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    return " ".join(["python", f"benchmark/{Path(sys.argv[0]).name}", *arguments])
+    script = Path(sys.argv[0]).resolve().relative_to(RESULTS.parents[1])
+    return " ".join(["python", str(script), *arguments])
 
 
 def write(
