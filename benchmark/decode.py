@@ -40,6 +40,16 @@ FLAGS += ("--disable-prefill-cuda-graph", "--max-total-tokens", "40000", "--moe-
 FLAGS += ("--disable-shared-experts-fusion",)
 
 
+def shapes_folder(config: Path, folder: Path) -> Path:
+    """A model of the shapes of a config.json in `folder`, for --load-format dummy."""
+    model = folder / "model"
+    model.mkdir()
+    shutil.copy(config, model / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, model / name)
+    return model
+
+
 def decode_rate(url: str, prompts: int, context: int, tokens: int) -> float:
     """Tokens a second of `prompts` concurrent answers, from SKIPPED tokens on until the first of them ends."""
     marks: list[list[tuple[int, float]]] = [[] for _ in range(prompts)]
@@ -190,11 +200,7 @@ def main() -> None:
     args = parser.parse_args()
     metrics: dict[str, float] = {"pool_share": args.share, "threads": args.threads, "context": args.context}
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        model.mkdir()
-        shutil.copy(args.config, model / "config.json")
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(DEMO / name, model / name)
+        model = shapes_folder(args.config, Path(folder))
         config = json.loads(args.config.read_text())
         text = config.get("text_config", config)
         shape = (text["num_hidden_layers"], text["num_experts"], text["num_experts_per_tok"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import sys
 import tempfile
 import threading
@@ -27,7 +26,8 @@ sys.path[:0] = [str(REPOSITORY / "benchmark"), str(REPOSITORY / "test")]
 import httpx  # noqa: E402
 import results_file  # noqa: E402
 import torch  # noqa: E402
-from serving import DEMO, Server  # noqa: E402
+from decode import shapes_folder  # noqa: E402
+from serving import Server  # noqa: E402
 
 FLAGS = ("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup")
 FLAGS += ("--attention-backend", "triton", "--sampling-backend", "pytorch", "--cuda-graph-max-bs", "4")
@@ -190,11 +190,7 @@ def main() -> None:
     args = parser.parse_args()
     metrics: dict[str, float] = {"slots": args.slots, "threads": args.threads, "chunk": args.chunk}
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        model.mkdir()
-        shutil.copy(args.config, model / "config.json")
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(DEMO / name, model / name)
+        model = shapes_folder(args.config, Path(folder))
         flags = ("--ft-slots", str(args.slots), "--ft-worker-threads", str(args.threads))
         flags += ("--ft-dummy-locality", str(args.locality), "--chunked-prefill-size", str(args.chunk))
         server = Server(model, *FLAGS, *flags, "--ft-decode-gap-ms", "0")

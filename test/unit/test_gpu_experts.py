@@ -171,7 +171,9 @@ def test_slots_are_given_back_and_the_next_pass_runs(start):
         one.step(1, prompt=False)
     one.experts._wanted_path = "stream"
     one.step(300, prompt=True, more=True)
+    copied = one.experts.stream.bytes
     given = one.experts.give_memory(10 * SPEC.expert_bytes)
+    assert one.experts.stream.bytes == copied > 0
     assert given == 10 * SPEC.expert_bytes and one.experts.cache.slots.slots == 30
     one.step(300, prompt=True)
     one.step(2, prompt=False)
@@ -220,7 +222,7 @@ def test_slots_go_before_a_pass_that_would_not_find_room(start):
 
 def test_what_was_planned_is_allocated_or_less(start):
     one = start(GpuPlan("hybrid", 40, 8))
-    shape = (SPEC.expert_bytes, SPEC.num_experts, LAYERS, TOPK)
+    shape = (SPEC.expert_bytes, SPEC.num_experts, LAYERS)
     cuda = one.host.cuda
 
     def settle(**fields) -> GpuPlan:

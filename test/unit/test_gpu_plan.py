@@ -9,13 +9,13 @@ from sglang_ft.experts.formats import LayerSpec, find_format
 from sglang_ft.memory.planner import GpuPlan, divide
 
 GIB = 1 << 30
-LAYERS, TOPK = 40, 8
+LAYERS = 40
 SPEC = LayerSpec(find_format(None, "bfloat16"), 256, 2048, 512)  # an expert of 6 MiB, all of them 60 GiB
 EVERYTHING = LAYERS * 256
 
 
 def plan(mode: str, slots: int, available: float) -> GpuPlan:
-    return divide(mode, slots, SPEC.expert_bytes, SPEC.num_experts, LAYERS, TOPK, int(available * GIB))
+    return divide(mode, slots, SPEC.expert_bytes, SPEC.num_experts, LAYERS, int(available * GIB))
 
 
 def test_sizes_that_the_cases_below_count_with():
@@ -74,13 +74,12 @@ def test_slots_that_do_not_fit_are_refused(mode):
 @given(
     st.sampled_from(["auto", "hybrid", "cache"]),
     st.integers(1, 64),
-    st.integers(1, 16),
     st.sampled_from([(8, 128, 64), (256, 2048, 512), (128, 4096, 1536), (8, 4096, 14336)]),
     st.integers(0, 200 * GIB),
 )
-def test_what_we_choose_leaves_room_for_the_kv_cache(mode, layers, topk, shape, available):
+def test_what_we_choose_leaves_room_for_the_kv_cache(mode, layers, shape, available):
     spec = LayerSpec(SPEC.format, *shape)
-    got = divide(mode, 0, spec.expert_bytes, spec.num_experts, layers, topk, available)
+    got = divide(mode, 0, spec.expert_bytes, spec.num_experts, layers, available)
     assert got.slots * spec.expert_bytes <= max(0, available - max(GIB, available // 5))
     assert got.slots <= layers * spec.num_experts
     assert (got.slots == 0) == (got.mode == "cpu")

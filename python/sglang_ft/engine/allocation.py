@@ -97,9 +97,8 @@ def plan(config: FtConfig, args: argparse.Namespace, summary: ModelSummary) -> t
 
 def render(made: MemoryPlan) -> str:
     """The lines of the plan that are about the GPU."""
-    items = [item for item in made.items if item.where == "gpu"]
     lines = [f"  GPU memory: {made.total('gpu') / planner.GIB:.2f} GiB"]
-    lines += [f"    {item.name:<24}{item.nbytes / planner.GIB:9.2f} GiB" for item in items]
+    lines += [f"  {line}" for line in planner.render_items(made, "gpu")]
     experts = made.experts
     lines.append(
         f"  {experts.mode}: {experts.slots:,} of {made.total_experts:,} experts in slots; prompts in chunks of "

@@ -142,7 +142,7 @@ class ExpertServing:
         if any(spec != specs[0] for spec in specs):
             logger.warning("MoE layers differ in shape: all experts run in the cpu_worker")
             mode = "cpu"
-        shape = (specs[0].expert_bytes, specs[0].num_experts, len(specs), experts.topk)
+        shape = (specs[0].expert_bytes, specs[0].num_experts, len(specs))
         allotment = Allotment.inherited(os.environ)
         if allotment is None or mode == "cpu":
             plan = planner.divide(mode, slots, *shape, gpu_experts.available_memory())

@@ -332,10 +332,16 @@ class GpuExperts:
         self.cache.shrink(slots)
         torch.cuda.synchronize()
         self.cache.slots.resize(slots)
-        group = planner.buffer_group(slots, self.cache.spec.num_experts)
-        self.stream = ExpertStream(self.cache, group, CudaLanes(self.cache.device)) if group else None
+        self._replace_stream(planner.buffer_group(slots, self.cache.spec.num_experts))
         torch.cuda.empty_cache()
         return (before - slots) * each
+
+    def _replace_stream(self, group: int) -> None:
+        """A stream through the last slots that are left; what was counted and chosen stays."""
+        before = self.stream
+        self.stream = ExpertStream(self.cache, group, CudaLanes(self.cache.device)) if group else None
+        if before is not None and self.stream is not None:
+            self.stream.bytes, self.stream.ahead = before.bytes, before.ahead
 
     def begin_again(self, rows: int) -> None:
         """The pass that was begun starts anew, on what is left of the slots."""
@@ -531,10 +537,10 @@ def available_memory() -> int:
     return int(free - (1 - get_schedule().mem_fraction_static) * total)
 
 
-def settle(allotment: Allotment, mode: MoeMode, slots: int, shape: tuple[int, int, int, int]) -> GpuPlan:
+def settle(allotment: Allotment, mode: MoeMode, slots: int, shape: tuple[int, int, int]) -> GpuPlan:
     """What was planned for the experts, or less where the dense weights took more than their files.
 
-    `shape`: bytes of an expert, experts of a layer, layers, routes of a row.
+    `shape`: bytes of an expert, experts of a layer, layers.
     """
     torch.cuda.empty_cache()
     room, total = torch.cuda.mem_get_info()

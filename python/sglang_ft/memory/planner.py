@@ -150,7 +150,6 @@ def divide(
     expert_bytes: int,
     num_experts: int,
     layers: int,
-    topk: int,
     available: int,
     kv_least: int = _KV_LEAST,
     kv_most: float = math.inf,
@@ -280,7 +279,6 @@ def _choose_chunk(
                 model.expert_bytes,
                 model.num_experts,
                 model.num_moe_layers,
-                model.top_k,
                 max(room, 0),
                 kv_least,
                 kv_least * requests,
@@ -417,6 +415,11 @@ def miss_rate(share: float) -> float:
     return 0.0
 
 
+def render_items(plan: MemoryPlan, where: str) -> list[str]:
+    """A line for each thing that goes to the "gpu" or the "host"."""
+    return [f"  {item.name:<24}{item.nbytes / GIB:9.2f} GiB" for item in plan.items if item.where == where]
+
+
 def render(plan: MemoryPlan, machine: Machine, bandwidths: str) -> str:
     """The plan as text; `bandwidths` says where they come from."""
     lines = []
@@ -424,9 +427,7 @@ def render(plan: MemoryPlan, machine: Machine, bandwidths: str) -> str:
         if not any(item.where == where for item in plan.items):
             continue
         lines.append(f"{name}: {plan.total(where) / GIB:.2f} of {size / GIB:.2f} GiB")
-        lines += [
-            f"  {item.name:<24}{item.nbytes / GIB:9.2f} GiB" for item in plan.items if item.where == where
-        ]
+        lines += render_items(plan, where)
     experts, speeds = plan.experts, plan.speeds
     share = f", {100 * experts.slots / plan.total_experts:.0f} %" if plan.total_experts else ""
     prefill = f"streams groups of {experts.group}" if experts.group else "in slots"
